@@ -1,9 +1,9 @@
 """From SGLang's bytes to the journal's bytes, and to the lines that are interpreted.
 
-Two independent readings of the same stream, both incremental, bounded in memory and without I/O:
-`Forwarder` makes what the journal gets, `LineCutter` what the grammar gets. What is forwarded is
-SGLang's output unaltered, with two exceptions that are made on purpose: secrets are masked, and
-progress bars, which redraw themselves with a carriage return, become lines of their own.
+All incremental, bounded in memory and without I/O. `Masker` takes secrets out; then two readings of
+the same stream: `Forwarder` makes what the journal gets, `LineCutter` what the grammar gets. What is
+forwarded is SGLang's output unaltered, but for two things that are done on purpose: secrets are masked,
+and progress bars, which redraw themselves with a carriage return, become lines of their own.
 """
 
 from __future__ import annotations
@@ -68,12 +68,10 @@ class Forwarder:
     one per `interval`, the first and the last always kept.
 
     Args:
-        secrets: byte strings to mask.
         interval: seconds between two drawings of a bar that are kept.
     """
 
-    def __init__(self, secrets: Sequence[bytes] = (), interval: float = 1.0) -> None:
-        self._masker = Masker(secrets)
+    def __init__(self, interval: float = 1.0) -> None:
         self._interval = interval
         self._in_bar = False
         self._at_line_start = True
@@ -91,7 +89,6 @@ class Forwarder:
             drained: whether the pipe is empty now. A bar is drawn by one write, so a drawing that
                 stands at the end of a drained pipe is whole although its end is not there yet.
         """
-        data = self._masker.feed(data)
         if not self._in_bar and not self._pending_return and b"\r" not in data:
             if data:
                 self._at_line_start = data.endswith(b"\n")
@@ -106,7 +103,6 @@ class Forwarder:
     def flush(self, now: float) -> bytes:
         """End the stream: return all that was held back, and end the last line."""
         out: list[bytes] = []
-        self._walk(self._masker.flush(), now, out)
         if self._in_bar:
             last = self._drawing or self._thinned
             if last:

@@ -17,6 +17,9 @@ class Progress(NamedTuple):
     total: int = 0
 
 
+NO_PROGRESS = Progress()
+
+
 @dataclass(frozen=True)
 class Span:
     """One visit of a phase within a launch.
@@ -33,7 +36,7 @@ class Span:
     role: Role | None
     start: float
     end: float | None = None
-    progress: Progress = Progress()
+    progress: Progress = NO_PROGRESS
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Snapshot:
 
     state: State = State.PREFLIGHT
     phase: Phase | None = None
-    progress: Progress = Progress()
+    progress: Progress = NO_PROGRESS
     status: str = ""
     estimated_ready_usec: int = 0
     state_change_usec: int = 0

@@ -18,9 +18,10 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def forward(parts: list[bytes], secrets: tuple[bytes, ...] = (), step: float = 0.0) -> bytes:
-    forwarder = Forwarder(secrets)
-    out = b"".join(forwarder.feed(part, step * n) for n, part in enumerate(parts))
-    return out + forwarder.flush(step * len(parts))
+    masker, forwarder = Masker(secrets), Forwarder()
+    out = b"".join(forwarder.feed(masker.feed(part), step * n) for n, part in enumerate(parts))
+    end = step * len(parts)
+    return out + forwarder.feed(masker.flush(), end) + forwarder.flush(end)
 
 
 def stream(*parts: bytes) -> st.SearchStrategy[bytes]:
