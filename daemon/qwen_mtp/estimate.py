@@ -17,9 +17,9 @@ def remaining(
 ) -> float | None:
     """Estimate the seconds until ready.
 
-    Each phase is expected to take the median of the earlier launches. In the present phase the larger
-    of two views of what is left counts: expected minus spent, and, once a quarter of its steps is done,
-    what the steps so far suggest.
+    Each phase that this launch has not left yet is expected to take the median of the earlier ones. In
+    the present phase the larger of two views of what is left counts: expected minus spent, and, once a
+    quarter of its steps is done, what the steps so far suggest.
 
     Args:
         launches: seconds per phase of earlier launches.
@@ -35,7 +35,7 @@ def remaining(
     total = 0.0
     for each in Phase:
         times = [launch[each] for launch in launches if each in launch]
-        if not times:
+        if not times or (each in spent and each is not phase):
             continue
         left = max(median(times) - spent.get(each, 0.0), 0.0)
         if each is phase and progress.total > 0 and progress.done * 4 >= progress.total:
@@ -43,6 +43,5 @@ def remaining(
             left = max(
                 left if progress.done < progress.total else 0.0, per_step * (progress.total - progress.done)
             )
-        # What lies before the present phase is over, unless SGLang's version visits it later.
         total += left
     return total

@@ -51,12 +51,12 @@ class Prober:
         self._client: httpx.Client | None = None
 
     def health(self, then: Callable[[Answer], None]) -> None:
-        """Ask /health; an idle SGLang generates one token for it (STARTUP: http_server.py, 0.5.9 to 0.5.23)."""
+        """Ask /health, for which an idle SGLang generates one token (entrypoints/http_server.py)."""
         self._ask(lambda: self._request("GET", "/health"), then)
 
     def generate(self, then: Callable[[Answer], None]) -> None:
         """Ask for one token by /generate."""
-        self._ask(lambda: self._request("POST", "/generate"), then)
+        self._ask(lambda: self._request("POST", "/generate", _GENERATE), then)
 
     def close(self) -> None:
         """End the thread after the question it is at; its answer is not delivered by then or ever."""
@@ -79,7 +79,7 @@ class Prober:
         if self._client is not None:
             self._client.close()
 
-    def _request(self, method: str, path: str) -> Answer:
+    def _request(self, method: str, path: str, body: object = None) -> Answer:
         import httpx  # 150 ms and 10 MB: only when SGLang is about to answer
 
         if self._client is None:
@@ -93,10 +93,7 @@ class Prober:
             )
         began = time.monotonic()
         try:
-            if method == "GET":
-                response = self._client.get(path)
-            else:
-                response = self._client.post(path, json=_GENERATE)
+            response = self._client.request(method, path, json=body)
         except (httpx.HTTPError, OSError) as error:
             detail = f"{type(error).__name__}: {error}".rstrip(": ")
             return Answer(False, detail, time.monotonic() - began)

@@ -54,7 +54,7 @@ def sentence(snapshot: Snapshot, now_usec: int, checkpoint_gb: float = 0.0, next
         return f"{failure.failure_class.value}: {failure.summary}; next start {next_restart}"
     if snapshot.state is State.FAILED and failure is not None:
         return f"{failure.failure_class.value}: {failure.summary}. {failure.remedy}".rstrip()
-    return snapshot.state.value
+    return str(snapshot.state.value)
 
 
 def _starting(snapshot: Snapshot, now_usec: int, checkpoint_gb: float) -> str:

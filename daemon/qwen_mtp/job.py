@@ -1,0 +1,71 @@
+"""What is to be run: the configuration and the credentials, made ready."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen_mtp.command import Endpoint
+
+_DIST_INFO = re.compile(r"sglang-(?P<version>[^-]+)\.dist-info")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run, made of configuration and credentials.
+
+    Attributes:
+        argv: SGLang's command line.
+        env: SGLang's environment.
+        cwd: SGLang's working directory.
+        endpoint: where it will serve.
+        api_key: for probes; empty for none.
+        secrets: byte strings to mask in its output.
+        model_path: value of --model-path.
+        speculative_algorithm: as configured, before SGLang has said it.
+        sglang_version: version of the installed SGLang, empty if not known.
+        checkpoint_gb: size of the model's files in units of 2**30 bytes, 0.0 if not known.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    endpoint: Endpoint
+    api_key: str = ""
+    secrets: tuple[bytes, ...] = ()
+    model_path: str = ""
+    speculative_algorithm: str = ""
+    sglang_version: str = ""
+    checkpoint_gb: float = 0.0
+
+
+def checkpoint_gb(model_path: str) -> float:
+    """Size of a local model's weight files in units of 2**30 bytes, as SGLang counts; 0.0 if not local."""
+    try:
+        return sum(file.stat().st_size for file in Path(model_path).glob("*.safetensors")) / 2**30
+    except OSError:
+        return 0.0
+
+
+def sglang_version(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Read the version of the SGLang that a command would run from its virtual environment; empty if not found.
+
+    No process is started: the directories of PYTHONPATH and the site-packages beside the interpreter are
+    searched for SGLang's metadata.
+    """
+    places = [Path(entry) for entry in env.get("PYTHONPATH", "").split(":") if entry]
+    prefix = Path(command[0]).parent.parent
+    places += sorted(prefix.glob("lib/python3*/site-packages")) + sorted(
+        prefix.glob("lib/python3*/dist-packages")
+    )
+    for place in places:
+        try:
+            found = [_DIST_INFO.fullmatch(entry.name) for entry in place.iterdir()]
+        except OSError:
+            continue
+        for match in found:
+            if match:
+                return match["version"]
+    return ""
