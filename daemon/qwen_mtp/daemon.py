@@ -20,6 +20,7 @@ from qwen_mtp.failures import load_catalogue
 from qwen_mtp.history import History
 from qwen_mtp.job import Job, prepare
 from qwen_mtp.notify import Notifier
+from qwen_mtp.relay import Sink
 from qwen_mtp.supervisor import Supervisor
 
 EX_SOFTWARE = 70
@@ -69,12 +70,13 @@ def _prepare(path: Path) -> tuple[Config, Job]:
 
 def _serve(config: Config, job: Job, notifier: Notifier) -> int:
     main_loop = GLib.MainLoop()
+    sink = Sink(journal.sglang_sink())
     supervisor = Supervisor(
         job,
         config.supervisor,
         load_catalogue(),
         contain(),
-        journal.sglang_sink(),
+        sink,
         notifier,
         History(Path(job.cwd)),
         main_loop.quit,
@@ -88,13 +90,14 @@ def _serve(config: Config, job: Job, notifier: Notifier) -> int:
     main_loop.run()
     if supervisor.reporter.bus:
         supervisor.reporter.bus.close()
+    sink.close(2.0)
     return supervisor.exit_status
 
 
 def _no_reload() -> None:
     structlog.get_logger().warning(
         "reload-refused",
-        message="SIGHUP does nothing: changes of the configuration take effect with systemctl restart qwen-mtp",
+        message="SIGHUP does nothing: a changed configuration takes effect with systemctl restart qwen-mtp",
     )
 
 
@@ -121,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.info("supervisor-started", message=f"qwen-mtpd {__version__}", version=__version__)
         return _serve(config, job, notifier)
     except ConfigError as error:
-        log.error("configuration-refused", message=str(error), file=error.path, line=error.line, key=error.key)
+        log.error(
+            "configuration-refused", message=str(error), file=error.path, line=error.line, key=error.key
+        )
         notifier.failed(str(error), "org.qwenmtp.Error.Configuration")
         return EX_CONFIG
     except Exception as error:

@@ -50,7 +50,7 @@ def checkpoint_gb(model_path: str) -> float:
 
 
 def sglang_version(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Read the version of the SGLang that a command would run from its virtual environment; empty if not found.
+    """Find the version of the SGLang that a command would run; empty if it cannot be told.
 
     No process is started: the directories of PYTHONPATH and the site-packages beside the interpreter are
     searched for SGLang's metadata.

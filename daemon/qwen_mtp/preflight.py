@@ -53,14 +53,14 @@ def spawn_failed(error: SpawnError) -> Diagnosis:
         FailureClass.BROKEN_ENVIRONMENT,
         "command-not-executable",
         str(error),
-        "SGLang's launcher is not where the configuration says, or the service's user may not execute it.",
+        "SGLang's launcher is not where the configuration says, or the service may not execute it.",
         "Set [sglang] command to the python of SGLang's virtual environment, readable for the user qwen-mtp.",
     )
 
 
 def _model(model_path: str) -> Diagnosis | None:
     # Only absolute paths: anything else may be the name of a repository. SGLang takes a missing path for
-    # one too, and fails half a minute later with "Repo id must be in the form" (0.5.11/20-model-path-missing).
+    # one too, and fails half a minute later: "Repo id must be in the form" (0.5.11/20-model-path-missing).
     if not os.path.isabs(model_path):
         return None
     try:
@@ -106,7 +106,7 @@ def _port(endpoint: Endpoint) -> Diagnosis | None:
             "port-taken",
             f"{address} is taken by another process",
             "Something else listens there. SGLang would find out only after loading the whole model.",
-            f"See who it is with: ss -ltnp 'sport = :{endpoint.port}'; end it, or set another port under [args].",
+            f"Find it with: ss -ltnp 'sport = :{endpoint.port}'; end it, or set another port under [args].",
             Restart.SLOW,
         )
     if error.errno == errno.EACCES:

@@ -16,7 +16,7 @@ from qwen_mtp.diagnosis import Diagnosis, Outcome
 from qwen_mtp.failures import Catalogue, Collector
 from qwen_mtp.launch import Launch
 from qwen_mtp.process import spawn
-from qwen_mtp.relay import Relay
+from qwen_mtp.relay import Relay, Sink
 
 _GONE_POLL = 0.02
 _GONE_LIMIT = 10.0
@@ -44,7 +44,7 @@ class Run:
         env: environment.
         cwd: working directory.
         containment: where its processes live.
-        sink: descriptor for its output.
+        sink: takes its output.
         secrets: byte strings to mask in the output.
         catalogue: the failure catalogue.
         on_change: called when `launch` changed.
@@ -60,7 +60,7 @@ class Run:
         env: Mapping[str, str],
         cwd: str,
         containment: Containment,
-        sink: int,
+        sink: Sink,
         secrets: Sequence[bytes],
         catalogue: Catalogue,
         on_change: Callable[[], None],
@@ -94,14 +94,14 @@ class Run:
         return max(self.launch.advanced_at, self._io_advanced_at)
 
     def look_at_io(self) -> None:
-        """Count file and network traffic as progress: a download or a slow disk prints nothing for minutes."""
+        """Count file and network traffic as progress: a download or a slow disk may print nothing."""
         seen = _io_bytes(self._containment.pids())
         if abs(seen - self._io_seen) >= _IO_STEP:
             self._io_seen = seen
             self._io_advanced_at = self.elapsed
 
     def terminate(self) -> None:
-        """Ask SGLang to end: SIGTERM to its main process, which drains if it serves (STARTUP, 6)."""
+        """Ask SGLang to end: SIGTERM to its main process, which then drains if it serves."""
         self._ended_by = self._ended_by or "stop"
         self._process.send(signal.SIGTERM)
 

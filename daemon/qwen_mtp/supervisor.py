@@ -32,6 +32,7 @@ from qwen_mtp.notify import Notifier
 from qwen_mtp.policy import Policy
 from qwen_mtp.ports import listener
 from qwen_mtp.process import SpawnError
+from qwen_mtp.relay import Sink
 from qwen_mtp.reporter import Reporter
 from qwen_mtp.run import Run
 from qwen_mtp.snapshot import Snapshot
@@ -49,7 +50,7 @@ _TICK = 1.0
 _MARGIN = 30.0
 """Seconds that systemd waits longer than we do: it steps in only if we no longer turn."""
 _QUIET = 30.0
-"""Seconds without a line of SGLang's after which its serving figures no longer hold: an idle one says nothing."""
+"""Seconds without a line after which serving figures no longer hold: an idle SGLang says nothing."""
 
 
 class BusyError(Exception):
@@ -68,7 +69,7 @@ class Supervisor:
         settings: time limits, probes, restart policy.
         catalogue: the failure catalogue.
         containment: where SGLang's processes live.
-        sink: descriptor for SGLang's output.
+        sink: takes SGLang's output.
         notifier: the service manager.
         history: earlier launches.
         quit_loop: ends the main loop.
@@ -80,7 +81,7 @@ class Supervisor:
         settings: SupervisorSettings,
         catalogue: Catalogue,
         containment: Containment,
-        sink: int,
+        sink: Sink,
         notifier: Notifier,
         history: History,
         quit_loop: Callable[[], None],
@@ -385,7 +386,7 @@ class Supervisor:
         self._kill_timer = loop.after(self._settings.stop_timeout, too_late)
 
     def _took_off_line(self, status: str) -> None:
-        """A unit that was active must not look so while SGLang is down."""
+        """Take the unit out of `active` while SGLang is down, if it was there."""
         if self._was_ready:
             self._notifier.reloading(status)
 
