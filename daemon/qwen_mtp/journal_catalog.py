@@ -33,7 +33,8 @@ _RESTART = {
 
 
 def _entry(message_id: str, subject: str, text: str) -> str:
-    return f"-- {message_id}\nSubject: {subject}\nDefined-By: qwen-mtp\nSupport: {_SUPPORT}\n\n{cleandoc(text)}\n"
+    head = f"-- {message_id}\nSubject: {subject}\nDefined-By: qwen-mtp\nSupport: {_SUPPORT}\n"
+    return f"{head}\n{cleandoc(text)}\n"
 
 
 def render(catalogue: Catalogue) -> Iterator[str]:
