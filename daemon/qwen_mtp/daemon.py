@@ -124,9 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.info("supervisor-started", message=f"qwen-mtpd {__version__}", version=__version__)
         return _serve(config, job, notifier)
     except ConfigError as error:
-        log.error(
-            "configuration-refused", message=str(error), file=error.path, line=error.line, key=error.key
-        )
+        log.error("configuration-refused", message=str(error), file=error.path, line=error.line, key=error.key)
         notifier.failed(str(error), "org.qwenmtp.Error.Configuration")
         return EX_CONFIG
     except Exception as error:

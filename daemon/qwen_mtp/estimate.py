@@ -40,8 +40,6 @@ def remaining(
         left = max(median(times) - spent.get(each, 0.0), 0.0)
         if each is phase and progress.total > 0 and progress.done * 4 >= progress.total:
             per_step = spent.get(each, 0.0) / progress.done
-            left = max(
-                left if progress.done < progress.total else 0.0, per_step * (progress.total - progress.done)
-            )
+            left = max(left if progress.done < progress.total else 0.0, per_step * (progress.total - progress.done))
         total += left
     return total

@@ -50,8 +50,7 @@ class History:
     def load(self, key: str) -> list[Durations]:
         """Return the kept launches of a fingerprint, oldest first."""
         return [
-            {Phase(name): float(seconds) for name, seconds in launch.items()}
-            for launch in self._read().get(key, [])
+            {Phase(name): float(seconds) for name, seconds in launch.items()} for launch in self._read().get(key, [])
         ]
 
     def add(self, key: str, launch: Durations) -> None:
@@ -80,8 +79,7 @@ class History:
             names = {phase.value for phase in Phase}
             return {
                 str(key): [
-                    {name: float(seconds) for name, seconds in launch.items() if name in names}
-                    for launch in launches
+                    {name: float(seconds) for name, seconds in launch.items() if name in names} for launch in launches
                 ]
                 for key, launches in kept.items()
             }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_mtp.command import Endpoint
+from qwen_mtp.command import Directories, Endpoint, argv, endpoint, environment
+from qwen_mtp.config import Config
+from qwen_mtp.credentials import Secrets
 
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^-]+)\.dist-info")
 
@@ -57,9 +60,7 @@ def sglang_version(command: Sequence[str], env: Mapping[str, str]) -> str:
     """
     places = [Path(entry) for entry in env.get("PYTHONPATH", "").split(":") if entry]
     prefix = Path(command[0]).parent.parent
-    places += sorted(prefix.glob("lib/python3*/site-packages")) + sorted(
-        prefix.glob("lib/python3*/dist-packages")
-    )
+    places += sorted(prefix.glob("lib/python3*/site-packages")) + sorted(prefix.glob("lib/python3*/dist-packages"))
     for place in places:
         try:
             found = [_DIST_INFO.fullmatch(entry.name) for entry in place.iterdir()]
@@ -69,3 +70,40 @@ def sglang_version(command: Sequence[str], env: Mapping[str, str]) -> str:
             if match:
                 return match["version"]
     return ""
+
+
+def _lacks_bytecode(command: Sequence[str]) -> bool:
+    """Whether SGLang is installed without compiled modules where we cannot write them."""
+    prefix = Path(command[0]).parent.parent
+    for package in prefix.glob("lib/python3*/site-packages/sglang"):
+        return not (package / "__pycache__").is_dir() and not os.access(package, os.W_OK)
+    return False
+
+
+def prepare(config: Config, secrets: Secrets, directories: Directories) -> Job:
+    """Make the job of a configuration.
+
+    Raises:
+        ConfigError: the secrets cannot be handed over.
+    """
+    if secrets.options and "config" in config.args:
+        names = ", ".join(secrets.options)
+        raise config.error(
+            ("args", "config"),
+            f"cannot be combined with the credential {names}, which reaches SGLang by its only --config; "
+            "move the file's keys to [args]",
+        )
+    secrets_file = secrets.write_config(directories.runtime)
+    env = environment(config, directories, secrets.token_file, _lacks_bytecode(config.command))
+    return Job(
+        argv=argv(config, secrets_file),
+        env=env,
+        cwd=str(directories.state),
+        endpoint=endpoint(config),
+        api_key=secrets.api_key,
+        secrets=secrets.masks,
+        model_path=config.model_path,
+        speculative_algorithm=str(config.args.get("speculative-algorithm", "")),
+        sglang_version=sglang_version(config.command, env),
+        checkpoint_gb=checkpoint_gb(config.model_path),
+    )

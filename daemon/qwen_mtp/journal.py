@@ -103,9 +103,7 @@ class JournalSender:
 
 def _console(_logger: WrappedLogger, method: str, event: EventDict) -> str:
     fields = entry(method, event)
-    return (
-        f"qwen-mtpd: {method}: {fields['MESSAGE']}" if method != "info" else f"qwen-mtpd: {fields['MESSAGE']}"
-    )
+    return f"qwen-mtpd: {method}: {fields['MESSAGE']}" if method != "info" else f"qwen-mtpd: {fields['MESSAGE']}"
 
 
 def configure(level: str = "info", stream: TextIO | None = None) -> JournalSender | None:

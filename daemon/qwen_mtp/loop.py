@@ -30,9 +30,7 @@ def guarded(callback: Callable[[], bool | None], keep: bool) -> Callable[..., bo
         try:
             result = callback()
         except Exception:
-            structlog.get_logger().error(
-                "internal-error", message="internal error in a callback", exc_info=True
-            )
+            structlog.get_logger().error("internal-error", message="internal error in a callback", exc_info=True)
             return keep
         return keep if result is None else result
 
@@ -42,9 +40,7 @@ def guarded(callback: Callable[[], bool | None], keep: bool) -> Callable[..., bo
 class Source:
     """A source of the main loop; `cancel` may be called at any time and more than once."""
 
-    def __init__(
-        self, attach: Callable[[Callable[..., bool]], int], callback: Callable[[], bool | None], keep: bool
-    ):
+    def __init__(self, attach: Callable[[Callable[..., bool]], int], callback: Callable[[], bool | None], keep: bool):
         wrapped = guarded(callback, keep)
 
         def call(*_: object) -> bool:
@@ -65,9 +61,7 @@ class Source:
 def every(seconds: float, callback: Callable[[], bool | None]) -> Source:
     """Call every so many seconds; whole seconds are grouped with other timers to save wake-ups."""
     if seconds == int(seconds):
-        return Source(
-            lambda call: GLib.timeout_add_seconds(GLib.PRIORITY_DEFAULT, int(seconds), call), callback, True
-        )
+        return Source(lambda call: GLib.timeout_add_seconds(GLib.PRIORITY_DEFAULT, int(seconds), call), callback, True)
     return Source(
         lambda call: GLib.timeout_add(GLib.PRIORITY_DEFAULT, max(int(seconds * 1000), 1), call),
         callback,
@@ -86,9 +80,7 @@ def after(seconds: float, callback: Callable[[], bool | None]) -> Source:
 
 def on_fd(fd: int, condition: GLib.IOCondition, callback: Callable[[], bool | None]) -> Source:
     """Call whenever the descriptor is ready."""
-    return Source(
-        lambda call: GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, fd, condition, call), callback, True
-    )
+    return Source(lambda call: GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, fd, condition, call), callback, True)
 
 
 def on_signal(number: int, callback: Callable[[], bool | None]) -> Source:

@@ -25,9 +25,7 @@ def finding(
     return Diagnosis(failure_class, rule, summary, cause, remedy, restart, 1.0, Evidence(0, "", "preflight"))
 
 
-def check(
-    argv: Sequence[str], env: Mapping[str, str], model_path: str, endpoint: Endpoint
-) -> Diagnosis | None:
+def check(argv: Sequence[str], env: Mapping[str, str], model_path: str, endpoint: Endpoint) -> Diagnosis | None:
     """Return the first thing that would make this launch fail, or None.
 
     Args:

@@ -151,9 +151,7 @@ class Relay:
         except BlockingIOError:
             return False
         except OSError as error:
-            structlog.get_logger().error(
-                "output-unreadable", message=f"SGLang's output cannot be read: {error}"
-            )
+            structlog.get_logger().error("output-unreadable", message=f"SGLang's output cannot be read: {error}")
             data = b""
         if not data:
             self._at_end = True

@@ -20,7 +20,6 @@ from collections.abc import Callable
 import structlog
 
 from qwen_mtp import loop, preflight
-from qwen_mtp.config import SupervisorSettings
 from qwen_mtp.containment import Containment, reap_orphans
 from qwen_mtp.diagnosis import Diagnosis
 from qwen_mtp.estimate import remaining
@@ -35,6 +34,7 @@ from qwen_mtp.process import SpawnError
 from qwen_mtp.relay import Sink
 from qwen_mtp.reporter import Reporter
 from qwen_mtp.run import Run
+from qwen_mtp.settings import SupervisorSettings
 from qwen_mtp.snapshot import Snapshot
 from qwen_mtp.states import Phase, Restart, State
 from qwen_mtp.status import duration, sentence
