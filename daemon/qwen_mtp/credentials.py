@@ -120,6 +120,6 @@ def _read(path: Path) -> str:
             path,
             0,
             "",
-            f"the credential has {len(text)} characters and needs {MIN_LENGTH}: a shorter one cannot be masked in the log",
+            f"the credential has {len(text)} characters and needs {MIN_LENGTH}: shorter ones cannot be masked",
         )
     return text

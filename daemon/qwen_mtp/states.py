@@ -39,7 +39,7 @@ class Phase(str, Enum):
     """
 
     SPAWN = "spawn"
-    """Forked and executed; Python imports SGLang and nothing has been printed."""
+    """Forked and executed; Python imports SGLang, whose log has not begun."""
     ARGUMENTS = "arguments"
     """SGLang resolves and checks its arguments, then starts its children."""
     DISTRIBUTED = "distributed"

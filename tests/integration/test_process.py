@@ -48,9 +48,7 @@ def test_the_environment_is_exactly_what_was_given(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
     output = run("/usr/bin/env", env={"ONLY": "this one"})[1].decode().splitlines()
     # A shell starts it, which adds PWD and nothing that comes from us.
-    assert [line for line in output if not line.startswith(("PWD=", "OLDPWD=", "_=", "SHLVL="))] == [
-        "ONLY=this one"
-    ]
+    assert [line for line in output if not line.startswith(("PWD=", "OLDPWD=", "_=", "SHLVL="))] == ["ONLY=this one"]
 
 
 def test_it_leads_a_session_of_its_own_and_has_no_stdin() -> None:

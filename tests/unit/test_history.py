@@ -24,9 +24,7 @@ def test_launches_are_kept_per_fingerprint_and_bounded(tmp_path: Path) -> None:
     for n in range(KEPT + 5):
         history.add("a", {Phase.SPAWN: float(n)})
     history.add("b", {Phase.WEIGHTS: 1.5})
-    assert [launch[Phase.SPAWN] for launch in History(tmp_path).load("a")] == [
-        float(n) for n in range(5, KEPT + 5)
-    ]
+    assert [launch[Phase.SPAWN] for launch in History(tmp_path).load("a")] == [float(n) for n in range(5, KEPT + 5)]
     assert History(tmp_path).load("b") == [{Phase.WEIGHTS: 1.5}]
     assert [file.name for file in tmp_path.iterdir()] == ["launches.json"]
 
@@ -39,9 +37,7 @@ def test_old_fingerprints_make_room(tmp_path: Path) -> None:
     assert history.load("29") == [{Phase.SPAWN: 1.0}]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"a": 5}', '{"a": [{"spawn": "x"}]}', "\xff", '{"a": [["x"]]}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 5}', '{"a": [{"spawn": "x"}]}', "\xff", '{"a": [["x"]]}'])
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "launches.json").write_text(text, encoding="latin-1")
     history = History(tmp_path)

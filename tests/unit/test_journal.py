@@ -22,9 +22,7 @@ def test_event_kinds_have_distinct_names_and_message_ids() -> None:
 
 
 def test_an_event_becomes_journal_fields() -> None:
-    fields = journal.entry(
-        "warning", {"event": "ready", "message": "up", "seconds": 3.5, "empty": "", "none": None}
-    )
+    fields = journal.entry("warning", {"event": "ready", "message": "up", "seconds": 3.5, "empty": "", "none": None})
     assert fields == {
         "MESSAGE": "up",
         "MESSAGE_ID": BY_NAME["ready"].message_id,
@@ -36,10 +34,7 @@ def test_an_event_becomes_journal_fields() -> None:
 
 
 def test_a_failure_brings_its_own_message_id() -> None:
-    assert (
-        journal.entry("error", {"event": "failure-diagnosed", "message_id": "0" * 32})["MESSAGE_ID"]
-        == "0" * 32
-    )
+    assert journal.entry("error", {"event": "failure-diagnosed", "message_id": "0" * 32})["MESSAGE_ID"] == "0" * 32
 
 
 def test_an_unknown_event_without_message_shows_its_name() -> None:
@@ -49,9 +44,7 @@ def test_an_unknown_event_without_message_shows_its_name() -> None:
 
 
 def test_a_traceback_follows_the_message() -> None:
-    fields = journal.entry(
-        "error", {"event": "internal-error", "message": "broken", "exception": "Traceback…"}
-    )
+    fields = journal.entry("error", {"event": "internal-error", "message": "broken", "exception": "Traceback…"})
     assert fields["MESSAGE"] == "broken\nTraceback…"
 
 

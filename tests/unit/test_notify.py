@@ -68,9 +68,7 @@ def test_nothing_is_sent_off_systemd(manager: socket.socket, monkeypatch: pytest
         manager.recv(10)
 
 
-def test_a_notify_socket_that_is_not_there_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notify_socket_that_is_not_there_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
     Notifier().ready("up")
 

@@ -27,18 +27,14 @@ FAILURE = Diagnosis(
 def test_every_state_has_a_sentence_for_people() -> None:
     for state in State:
         for phase in (None, *Phase):
-            text = sentence(
-                Snapshot(state=state, phase=phase, last_failure=FAILURE, endpoint="http://h:1"), 0
-            )
+            text = sentence(Snapshot(state=state, phase=phase, last_failure=FAILURE, endpoint="http://h:1"), 0)
             assert text
             assert "None" not in text
 
 
 def test_loading_weights_says_shards_size_and_time_left() -> None:
     snapshot = replace(STARTING, estimated_ready_usec=140_000_000)
-    assert (
-        sentence(snapshot, 100_000_000, 51.75) == "loading weights 7/15, 24.1 of 51.8 GB, about 40 s to ready"
-    )
+    assert sentence(snapshot, 100_000_000, 51.75) == "loading weights 7/15, 24.1 of 51.8 GB, about 40 s to ready"
 
 
 def test_without_estimate_no_time_is_invented() -> None:
@@ -50,18 +46,14 @@ def test_an_estimate_that_has_passed() -> None:
 
 
 def test_graphs_say_what_the_weights_take() -> None:
-    snapshot = replace(
-        STARTING, phase=Phase.CUDA_GRAPHS, progress=Progress(), weight_memory={0: 25.64, 1: 25.6}
-    )
+    snapshot = replace(STARTING, phase=Phase.CUDA_GRAPHS, progress=Progress(), weight_memory={0: 25.64, 1: 25.6})
     assert sentence(snapshot, 0) == "capturing CUDA graphs, weights take 25.6 GB per GPU"
 
 
 def test_ready_shows_the_serving_figures_once_there_are_any() -> None:
     ready = replace(STARTING, state=State.READY)
     assert sentence(ready, 0) == "ready on http://127.0.0.1:30000"
-    busy = replace(
-        ready, running_requests=8, queued_requests=1, generation_throughput=492.8, accept_length=1.41
-    )
+    busy = replace(ready, running_requests=8, queued_requests=1, generation_throughput=492.8, accept_length=1.41)
     assert sentence(busy, 0).endswith(", 8 running, 1 queued, 493 tokens/s, accept length 1.41")
 
 
