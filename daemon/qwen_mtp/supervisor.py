@@ -36,7 +36,7 @@ from qwen_mtp.reporter import Reporter
 from qwen_mtp.run import Run
 from qwen_mtp.settings import SupervisorSettings
 from qwen_mtp.snapshot import Snapshot
-from qwen_mtp.states import Phase, Restart, State
+from qwen_mtp.states import Phase, State
 from qwen_mtp.status import duration, sentence
 
 EX_OK = 0
@@ -433,7 +433,7 @@ class Supervisor:
             self._ready_at = 0.0
         decision = self._policy.decide(diagnosis, now, random.random())  # noqa: S311
         if decision.action == "give-up":
-            self._give_up(diagnosis, decision.reason)
+            self._give_up(diagnosis, decision.reason, decision.exhausted)
             return
         self._restarts += 1
         self._next_restart_usec = _realtime_usec() + int(decision.delay * 1e6)
@@ -450,13 +450,13 @@ class Supervisor:
         self._notifier.extend(decision.delay + _MARGIN)
         self._delay_timer = loop.after(decision.delay, self._preflight)
 
-    def _give_up(self, diagnosis: Diagnosis, reason: str) -> None:
+    def _give_up(self, diagnosis: Diagnosis, reason: str, exhausted: bool) -> None:
         self._log.error("gave-up", message=reason, failure_class=diagnosis.failure_class.value)
         self._set_state(State.FAILED)
         self.reporter.now()
         camel = "".join(part.capitalize() for part in diagnosis.failure_class.value.split("-"))
         self._notifier.failed(self.reporter.status, f"org.qwenmtp.Failure.{camel}")
-        self._finish(EX_UNAVAILABLE if diagnosis.restart is Restart.NEVER else EX_TEMPFAIL, "")
+        self._finish(EX_TEMPFAIL if exhausted else EX_UNAVAILABLE, "")
 
     def _finish(self, exit_status: int, status: str) -> None:
         self.exit_status = exit_status

@@ -1,0 +1,179 @@
+"""The failure catalogue: `failures.toml`, read and checked."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from qwen_mtp.states import FailureClass, Restart
+from qwen_mtp.tomlfile import TomlError, read
+
+_RULE_KEYS = {
+    "id", "class", "exception", "frame", "header", "line", "summary", "cause", "remedy", "restart", "tier",
+    "confidence", "versions", "origin",
+}  # fmt: skip
+
+
+class CatalogueError(Exception):
+    """A catalogue cannot be used; the text names file, rule and what is wrong."""
+
+
+@dataclass(frozen=True)
+class ClassEntry:
+    """One class: what follows it, and how the journal knows it."""
+
+    failure_class: FailureClass
+    restart: Restart
+    message_id: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a failure is recognised; the fields are explained at the top of failures.toml."""
+
+    id: str
+    failure_class: FailureClass
+    summary: str
+    cause: str
+    remedy: str
+    restart: Restart
+    exception: re.Pattern[str] | None = None
+    frame: re.Pattern[str] | None = None
+    header: re.Pattern[str] | None = None
+    line: re.Pattern[str] | None = None
+    tier: int = 1
+    confidence: float = 0.95
+    versions: str = ""
+    origin: str = ""
+
+
+class Catalogue:
+    """Classes and rules, in the order in which rules are tried.
+
+    Args:
+        classes: every class, once.
+        rules: the rules.
+    """
+
+    def __init__(self, classes: Sequence[ClassEntry], rules: Sequence[Rule]) -> None:
+        self.classes = tuple(classes)
+        self.rules = tuple(rules)
+        self.line_rules = tuple(rule for rule in rules if rule.line is not None)
+        self.exception_rules = tuple(rule for rule in rules if rule.exception is not None)
+        self._by_class = {entry.failure_class: entry for entry in classes}
+
+    def restart(self, failure_class: FailureClass) -> Restart:
+        """Tell what follows a failure of the class, unless its rule says otherwise."""
+        return self._by_class[failure_class].restart
+
+    def message_id(self, failure_class: FailureClass) -> str:
+        """MESSAGE_ID= of journal entries about the class."""
+        return self._by_class[failure_class].message_id
+
+
+class _Facts(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+_OPTIONAL = re.compile(r"\[\[(.*?)\]\]")
+
+
+def fill(template: str, facts: Mapping[str, str]) -> str:
+    """Fill facts into a template; a fact that was not captured leaves nothing behind."""
+
+    def optional(part: re.Match[str]) -> str:
+        used = [name for _, name, _, _ in string.Formatter().parse(part.group(1)) if name]
+        return part.group(1) if all(facts.get(name) for name in used) else ""
+
+    template = _OPTIONAL.sub(optional, template)
+    return " ".join(string.Formatter().vformat(template, (), _Facts(facts)).split())
+
+
+def load(path: Path | None = None) -> Catalogue:
+    """Read a catalogue.
+
+    Args:
+        path: the file, or None for the one that belongs to this package.
+
+    Raises:
+        CatalogueError: the file cannot be read, or a class or rule in it is wrong.
+    """
+    if path is None:
+        with resources.as_file(resources.files("qwen_mtp") / "failures.toml") as file:
+            return load(file)
+    try:
+        tables, _ = read(path)
+    except TomlError as error:
+        raise CatalogueError(f"{path}: {error}") from None
+    classes = [_class(path, entry) for entry in tables.get("class", [])]
+    missing = set(FailureClass) - {entry.failure_class for entry in classes}
+    if missing or len(classes) != len(FailureClass):
+        raise CatalogueError(f"{path}: each class must be there once: {', '.join(sorted(missing))}")
+    restarts = {entry.failure_class: entry.restart for entry in classes}
+    rules = [_rule(path, entry, restarts) for entry in tables.get("rule", [])]
+    twice = {rule.id for rule in rules if sum(other.id == rule.id for other in rules) > 1}
+    if twice:
+        raise CatalogueError(f"{path}: rule {sorted(twice)[0]} is there twice")
+    return Catalogue(classes, rules)
+
+
+def _class(path: Path, entry: Mapping[str, Any]) -> ClassEntry:
+    try:
+        return ClassEntry(
+            FailureClass(entry["id"]), Restart(entry["restart"]), str(entry["message_id"]), str(entry["sentence"])
+        )
+    except (KeyError, ValueError) as error:
+        raise CatalogueError(f"{path}: class {entry.get('id')}: {error}") from None
+
+
+def _rule(path: Path, entry: Mapping[str, Any], restarts: Mapping[FailureClass, Restart]) -> Rule:
+    name = entry.get("id", "without id")
+
+    def fail(message: str) -> CatalogueError:
+        return CatalogueError(f"{path}: rule {name}: {message}")
+
+    if unknown := set(entry) - _RULE_KEYS:
+        raise fail(f"unknown key {sorted(unknown)[0]}")
+    patterns: dict[str, re.Pattern[str] | None] = {}
+    groups: set[str] = {"package"}
+    for kind in ("exception", "frame", "header", "line"):
+        try:
+            patterns[kind] = re.compile(entry[kind]) if kind in entry else None
+        except re.error as error:
+            raise fail(f"{kind} is no regular expression: {error}") from None
+        groups |= set(patterns[kind].groupindex) if patterns[kind] else set()  # type: ignore[union-attr]
+    if patterns["exception"] is None and patterns["line"] is None:
+        raise fail("needs a pattern for an exception or a line")
+    try:
+        failure_class = FailureClass(entry["class"])
+        texts = {key: str(entry[key]) for key in ("summary", "cause", "remedy")}
+        restart = Restart(entry["restart"]) if "restart" in entry else restarts[failure_class]
+    except (KeyError, ValueError) as error:
+        raise fail(f"{error} is missing or not known") from None
+    for key, text in texts.items():
+        used = {found for _, found, _, _ in string.Formatter().parse(text) if found}
+        if unknown := used - groups:
+            raise fail(f"{key} uses {{{sorted(unknown)[0]}}}, which no pattern captures")
+    return Rule(
+        id=str(name),
+        failure_class=failure_class,
+        restart=restart,
+        tier=int(entry.get("tier", 1)),
+        confidence=float(entry.get("confidence", 0.95)),
+        versions=str(entry.get("versions", "")),
+        origin=str(entry.get("origin", "")),
+        summary=texts["summary"],
+        cause=texts["cause"],
+        remedy=texts["remedy"],
+        exception=patterns["exception"],
+        frame=patterns["frame"],
+        header=patterns["header"],
+        line=patterns["line"],
+    )
