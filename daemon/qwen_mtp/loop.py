@@ -61,9 +61,9 @@ class Source:
 def every(seconds: float, callback: Callable[[], bool | None]) -> Source:
     """Call every so many seconds; whole seconds are grouped with other timers to save wake-ups."""
     if seconds == int(seconds):
-        return Source(lambda call: GLib.timeout_add_seconds(GLib.PRIORITY_DEFAULT, int(seconds), call), callback, True)
+        return Source(lambda call: GLib.timeout_add_seconds(int(seconds), call), callback, True)
     return Source(
-        lambda call: GLib.timeout_add(GLib.PRIORITY_DEFAULT, max(int(seconds * 1000), 1), call),
+        lambda call: GLib.timeout_add(max(int(seconds * 1000), 1), call),
         callback,
         True,
     )
@@ -72,7 +72,7 @@ def every(seconds: float, callback: Callable[[], bool | None]) -> Source:
 def after(seconds: float, callback: Callable[[], bool | None]) -> Source:
     """Call once after so many seconds."""
     return Source(
-        lambda call: GLib.timeout_add(GLib.PRIORITY_DEFAULT, max(int(seconds * 1000), 0), call),
+        lambda call: GLib.timeout_add(max(int(seconds * 1000), 0), call),
         callback,
         False,
     )

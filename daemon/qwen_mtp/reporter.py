@@ -16,6 +16,10 @@ _INTERVAL = 0.5
 """Seconds between two reports of what merely moved on."""
 
 
+class BusyError(Exception):
+    """A request does not fit the present state; the text says why."""
+
+
 class Bus(Protocol):
     """What the supervisor tells the D-Bus side."""
 
@@ -27,6 +31,9 @@ class Bus(Protocol):
 
     def failure_diagnosed(self, diagnosis: Diagnosis) -> None:
         """Emit FailureDiagnosed."""
+
+    def close(self) -> None:
+        """Send what is pending and leave."""
 
 
 class Reporter:

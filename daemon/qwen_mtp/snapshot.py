@@ -53,6 +53,7 @@ class Snapshot:
     status: str = ""
     estimated_ready_usec: int = 0
     state_change_usec: int = 0
+    state_change_monotonic_usec: int = 0
     main_pid: int = 0
     restarts: int = 0
     last_failure: Diagnosis | None = None

@@ -32,7 +32,7 @@ from qwen_mtp.policy import Policy
 from qwen_mtp.ports import listener
 from qwen_mtp.process import SpawnError
 from qwen_mtp.relay import Sink
-from qwen_mtp.reporter import Reporter
+from qwen_mtp.reporter import BusyError, Reporter
 from qwen_mtp.run import Run
 from qwen_mtp.settings import SupervisorSettings
 from qwen_mtp.snapshot import Snapshot
@@ -51,10 +51,6 @@ _MARGIN = 30.0
 """Seconds that systemd waits longer than we do: it steps in only if we no longer turn."""
 _QUIET = 30.0
 """Seconds without a line after which serving figures no longer hold: an idle SGLang says nothing."""
-
-
-class BusyError(Exception):
-    """The request does not fit the present state; the text says why."""
 
 
 def _realtime_usec() -> int:
@@ -103,6 +99,7 @@ class Supervisor:
 
         self._state = State.PREFLIGHT
         self._state_usec = _realtime_usec()
+        self._state_monotonic = time.monotonic()
         self._run: Run | None = None
         self._phase: Phase | None = None
         self._was_ready = False
@@ -471,6 +468,7 @@ class Supervisor:
         if state is not self._state:
             self._state = state
             self._state_usec = _realtime_usec()
+            self._state_monotonic = time.monotonic()
             self.reporter.soon()
 
     def snapshot(self) -> Snapshot:
@@ -490,6 +488,7 @@ class Supervisor:
             progress=launch.progress if launch else Snapshot.progress,
             estimated_ready_usec=self._estimate(now),
             state_change_usec=self._state_usec,
+            state_change_monotonic_usec=int(self._state_monotonic * 1e6),
             main_pid=run.pid if run else 0,
             restarts=self._restarts,
             last_failure=self._failure,
