@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from qwen_mtp.diagnosis import Outcome
 from qwen_mtp.states import FailureClass, Restart
 from qwen_mtp.tomlfile import TomlError, read
 
 _RULE_KEYS = {
-    "id", "class", "exception", "frame", "header", "line", "summary", "cause", "remedy", "restart", "tier",
-    "confidence", "versions", "origin",
+    "id", "class", "exception", "frame", "header", "line", "needle", "when", "summary", "cause", "remedy",
+    "restart", "tier", "confidence", "versions", "origin",
 }  # fmt: skip
+_COMMON = {
+    "exception": {"type", "message", "place", "package"},
+    "line": {"package"},
+    "when": {"outcome", "signal", "status", "phase", "oom_kills"},
+}
+"""Facts that are always there, by what a rule looks at."""
 
 
 class CatalogueError(Exception):
@@ -34,6 +42,35 @@ class ClassEntry:
 
 
 @dataclass(frozen=True)
+class When:
+    """What must hold of the end of SGLang; what is empty or None does not matter.
+
+    Attributes:
+        signals: it was ended by one of these.
+        exit_status: it ended with one of these.
+        ended_by: what the supervisor did.
+        oom_killed: whether the kernel's OOM killer ended a process of it.
+        silent: whether it printed nothing at all.
+    """
+
+    signals: frozenset[int] = frozenset()
+    exit_status: frozenset[int] = frozenset()
+    ended_by: frozenset[str] = frozenset()
+    oom_killed: bool | None = None
+    silent: bool | None = None
+
+    def holds(self, outcome: Outcome, silent: bool) -> bool:
+        """Tell whether it holds of an outcome."""
+        return (
+            (not self.signals or outcome.signal in self.signals)
+            and (not self.exit_status or outcome.exit_status in self.exit_status)
+            and (not self.ended_by or outcome.ended_by in self.ended_by)
+            and self.oom_killed in (None, outcome.oom_kills > 0)
+            and self.silent in (None, silent)
+        )
+
+
+@dataclass(frozen=True)
 class Rule:
     """How a failure is recognised; the fields are explained at the top of failures.toml."""
 
@@ -47,6 +84,8 @@ class Rule:
     frame: re.Pattern[str] | None = None
     header: re.Pattern[str] | None = None
     line: re.Pattern[str] | None = None
+    needle: str = ""
+    when: When | None = None
     tier: int = 1
     confidence: float = 0.95
     versions: str = ""
@@ -66,6 +105,7 @@ class Catalogue:
         self.rules = tuple(rules)
         self.line_rules = tuple(rule for rule in rules if rule.line is not None)
         self.exception_rules = tuple(rule for rule in rules if rule.exception is not None)
+        self.outcome_rules = tuple(rule for rule in rules if rule.when is not None)
         self._by_class = {entry.failure_class: entry for entry in classes}
 
     def restart(self, failure_class: FailureClass) -> Restart:
@@ -142,19 +182,24 @@ def _rule(path: Path, entry: Mapping[str, Any], restarts: Mapping[FailureClass, 
     if unknown := set(entry) - _RULE_KEYS:
         raise fail(f"unknown key {sorted(unknown)[0]}")
     patterns: dict[str, re.Pattern[str] | None] = {}
-    groups: set[str] = {"package"}
+    looks_at = [kind for kind in ("exception", "line", "when") if kind in entry]
+    if len(looks_at) != 1:
+        raise fail("needs one of exception, line and when")
+    groups = set(_COMMON[looks_at[0]])
     for kind in ("exception", "frame", "header", "line"):
         try:
             patterns[kind] = re.compile(entry[kind]) if kind in entry else None
         except re.error as error:
             raise fail(f"{kind} is no regular expression: {error}") from None
         groups |= set(patterns[kind].groupindex) if patterns[kind] else set()  # type: ignore[union-attr]
-    if patterns["exception"] is None and patterns["line"] is None:
-        raise fail("needs a pattern for an exception or a line")
+    needle = str(entry.get("needle", ""))
+    if (patterns["line"] is None) == bool(needle):
+        raise fail("a rule with line needs a needle, and no other does")
     try:
         failure_class = FailureClass(entry["class"])
         texts = {key: str(entry[key]) for key in ("summary", "cause", "remedy")}
         restart = Restart(entry["restart"]) if "restart" in entry else restarts[failure_class]
+        when = _when(entry["when"]) if "when" in entry else None
     except (KeyError, ValueError) as error:
         raise fail(f"{error} is missing or not known") from None
     for key, text in texts.items():
@@ -176,4 +221,24 @@ def _rule(path: Path, entry: Mapping[str, Any], restarts: Mapping[FailureClass, 
         frame=patterns["frame"],
         header=patterns["header"],
         line=patterns["line"],
+        needle=needle,
+        when=when,
+    )
+
+
+def _when(entry: Mapping[str, Any]) -> When:
+    """Read a rule's conditions on the outcome.
+
+    Raises:
+        KeyError: a key or the name of a signal that does not exist.
+    """
+    for key in entry:
+        if key not in ("signals", "exit-status", "ended-by", "oom-killed", "silent"):
+            raise KeyError(key)
+    return When(
+        frozenset(signal.Signals[name].value for name in entry.get("signals", ())),
+        frozenset(entry.get("exit-status", ())),
+        frozenset(entry.get("ended-by", ())),
+        entry.get("oom-killed"),
+        entry.get("silent"),
     )
