@@ -498,7 +498,8 @@ class Supervisor:
             sglang_version=job.sglang_version,
             weight_memory=dict(facts.weight_memory) if facts else {},
             kv_cache_tokens=facts.kv_cache_tokens if facts else 0,
-            speculative_algorithm=(facts.speculative_algorithm if facts else "") or job.speculative_algorithm,
+            # As configured: SGLang resolves NEXTN to EAGLE, which nobody asked for.
+            speculative_algorithm=job.speculative_algorithm or (facts.speculative_algorithm if facts else ""),
             accept_length=figures.accept_length if figures else 0.0,
             generation_throughput=figures.generation_throughput if figures and not idle else 0.0,
             running_requests=figures.running_requests if figures and not idle else 0,

@@ -1,0 +1,233 @@
+"""Throw-away Debian containers with systemd as PID 1, over a cached root file system.
+
+    python3 -m tests.system.box SUITE    a shell in a fresh container with the package installed
+
+A container is an overlay over the cached root file system, its changes in memory; it boots in a second or
+two. Needs root, mmdebstrap and systemd-container, and works where PID 1 is not systemd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+CACHE = Path(os.environ.get("QWEN_MTP_CACHE", "/var/tmp/qwen-mtp"))
+SUITES = ("bookworm", "trixie")
+ROOT = Path(__file__).parents[2]
+# What the package depends on is here already, so that installing it needs no network.
+PACKAGES = (
+    "systemd-sysv,dbus,polkitd,python3-gi,python3-pydbus,python3-systemd,python3-sdnotify,python3-httpx,"
+    "python3-structlog,python3-tomli,man-db,procps,curl"
+)
+GENERATION = "1"
+"""Part of the cache's name; another number builds it anew."""
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "SYSTEMD_PAGER": "",
+    "SYSTEMD_COLORS": "0",
+}
+
+
+class BoxError(Exception):
+    """A container could not be made; the text says why and shows its console."""
+
+
+def base(suite: str) -> Path:
+    """Return the cached root file system of a suite, made where it is missing."""
+    target = CACHE / f"rootfs-{suite}-{GENERATION}"
+    if target.is_dir():
+        return target
+    CACHE.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(CACHE).free
+    if free < 2 * 2**30:
+        raise BoxError(f"{CACHE} has {free / 2**30:.1f} GiB free, and a root file system takes 1 GiB")
+    new = CACHE / f"rootfs-{suite}-{GENERATION}.{os.getpid()}"
+    command = ["mmdebstrap", "--variant=apt", "--quiet", f"--include={PACKAGES}", suite, str(new), *_mirror(suite)]
+    for attempt in range(3):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            break
+        shutil.rmtree(new, ignore_errors=True)
+        time.sleep(5 * (attempt + 1))
+    else:
+        raise BoxError(f"mmdebstrap {suite} failed:\n{done.stderr}")
+    with contextlib.suppress(OSError):
+        new.rename(target)
+    shutil.rmtree(new, ignore_errors=True)  # another run was faster
+    return target
+
+
+def _mirror(suite: str) -> list[str]:
+    """Take the mirror that this machine's own apt uses."""
+    lines = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"],
+        capture_output=True, text=True, check=False,
+    ).stdout.split()  # fmt: skip
+    sites = [site for site in dict.fromkeys(lines) if "security" not in site]
+    if not sites:
+        return []
+    return [f"deb {sites[0]} {suite} main"]
+
+
+class Box:
+    """A booted container.
+
+    Args:
+        suite: bookworm or trixie.
+        name: of the container, also of its directory.
+        binds: directories of this machine to show in it, read-only, at the same path.
+    """
+
+    def __init__(self, suite: str, name: str, binds: Sequence[Path] = ()) -> None:
+        self.suite = suite
+        self._run = CACHE / "run" / name
+        self._init = 0
+        lower = base(suite)
+        shutil.rmtree(self._run, ignore_errors=True)
+        (self._run / "fs").mkdir(parents=True)
+        self._mount("-t", "tmpfs", "-o", "mode=755", "box", str(self._run / "fs"))
+        for part in ("upper", "work", "root"):
+            (self._run / "fs" / part).mkdir()
+        self.root = self._run / "fs/root"
+        layers = f"lowerdir={lower},upperdir={self._run}/fs/upper,workdir={self._run}/fs/work"
+        self._mount("-t", "overlay", "overlay", "-o", layers, str(self.root))
+        self._console = open(self._run / "console", "wb")
+        self._nspawn = subprocess.Popen(
+            ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", f"--machine={name}",
+             f"--directory={self.root}", "--console=pipe", "--link-journal=no", "--resolv-conf=copy-host",
+             *(f"--bind-ro={path}" for path in binds)],
+            stdin=subprocess.DEVNULL, stdout=self._console, stderr=self._console, start_new_session=True,
+            env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+        )  # fmt: skip
+        try:
+            self._boot()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _mount(*words: str) -> None:
+        subprocess.run(["mount", *words], check=True)
+
+    def _boot(self) -> None:
+        end = time.monotonic() + 120
+        while not self._init:
+            self._init = self._leader()
+            self._wait(end)
+        while self.run("systemctl", "is-system-running", "--wait", check=False).strip() not in ("running", "degraded"):
+            self._wait(end)
+
+    def _wait(self, end: float) -> None:
+        if self._nspawn.poll() is not None or time.monotonic() > end:
+            raise BoxError(f"{self.suite} did not boot:\n{(self._run / 'console').read_text(errors='replace')}")
+        time.sleep(0.05)
+
+    def _leader(self) -> int:
+        """Find the container's PID 1: nspawn's child whose innermost number is 1."""
+        try:
+            children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
+            for child in children:
+                for line in Path(f"/proc/{child}/status").read_text().splitlines():
+                    if line.startswith("NSpid:") and line.split()[-1] == "1" and len(line.split()) > 2:
+                        return int(child)
+        except OSError:
+            pass
+        return 0
+
+    def start(self, *argv: str, **options: object) -> subprocess.Popen[str]:
+        """Start a command in the container, as its root."""
+        command = ["nsenter", "-t", str(self._init), "--all", "--wdns=/root", "--", *argv]
+        return subprocess.Popen(
+            command, env=ENVIRONMENT, text=True, stdin=subprocess.DEVNULL, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,  # type: ignore[call-overload]
+        )  # fmt: skip
+
+    def result(self, *argv: str, timeout: float = 120) -> tuple[int, str, str]:
+        """Run a command; returns exit status, stdout and stderr."""
+        process = self.start(*argv)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise AssertionError(f"{argv} did not end within {timeout} s\n{self.report()}") from None
+        return process.returncode, out, err
+
+    def run(self, *argv: str, check: bool = True, timeout: float = 120) -> str:
+        """Run a command and return its stdout; a failure is an AssertionError that shows the journal."""
+        status, out, err = self.result(*argv, timeout=timeout)
+        if check and status:
+            raise AssertionError(f"{' '.join(argv)} ended with {status}\n{out}{err}\n{self.report()}")
+        return out
+
+    def report(self) -> str:
+        """Return the end of the unit's journal, for messages."""
+        return self.result("journalctl", "-u", "qwen-mtp", "-n", "60", "--no-pager")[1]
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Write a file in the container."""
+        file = self.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        file.chmod(mode)
+
+    def install(self, package: Path) -> str:
+        """Install a .deb by apt; returns what apt printed."""
+        shutil.copy(package, self.root / "root" / package.name)
+        return self.run("apt-get", "install", "-y", "--no-install-recommends", f"./{package.name}", timeout=300)
+
+    def close(self) -> None:
+        """Power the container off and remove everything of it."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._init:
+                os.kill(self._init, signal.SIGRTMIN + 4)  # systemd(1): start poweroff.target
+        try:
+            self._nspawn.wait(30)
+        except subprocess.TimeoutExpired:
+            for pid in (self._init, self._nspawn.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._nspawn.wait(10)
+        self._console.close()
+        for mount in (self.root, self._run / "fs"):
+            subprocess.run(["umount", "-l", str(mount)], stderr=subprocess.DEVNULL, check=False)
+        shutil.rmtree(self._run, ignore_errors=True)
+
+
+def package() -> Path:
+    """Return the package that ./dev deb built."""
+    found = sorted((ROOT / "dist").glob("qwen-mtp_*_all.deb"))
+    if not found:
+        raise BoxError("there is no package; run ./dev deb")
+    return found[-1]
+
+
+@contextlib.contextmanager
+def booted(suite: str, name: str = "") -> Iterator[Box]:
+    """Boot a container for the length of a with block."""
+    box = Box(suite, name or f"qwen-mtp-{suite}-{os.getpid()}")
+    try:
+        yield box
+    finally:
+        box.close()
+
+
+if __name__ == "__main__":
+    with booted(sys.argv[1] if len(sys.argv) > 1 else "bookworm") as container:
+        container.install(package())
+        subprocess.run(
+            ["nsenter", "-t", str(container._init), "--all", "--wdns=/root", "--", "bash", "-l"],
+            env={**ENVIRONMENT, "TERM": os.environ.get("TERM", "dumb")},
+            check=False,
+        )
