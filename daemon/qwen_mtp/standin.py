@@ -29,6 +29,7 @@ from qwen_mtp.standin_http import Server, log_line
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _BOUND = b"Uvicorn running on"
 _READY = b"The server is fired up and ready to roll!"
+FLOOD_LINE = b"[2026-12-01 00:00:00] flood of lines that say nothing".ljust(139, b".") + b"\n"
 _GARBAGE = (
     b"\x00NUL \xff\xfe bad UTF-8 \x1b[31mred\x1b[0m <3>prefix\r\n" + b"x" * 10_000_000 + b"\n\rbar 1/2\rbar 2/2\n"
 )
@@ -216,12 +217,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _flood(mebibytes: int) -> None:
-    line = (
-        b"[2026-12-01 00:00:00] flood of lines that say nothing, each of them one hundred and twenty bytes long"
-        + b"." * 17
-        + b"\n"
-    )
-    block = line * (1024 * 1024 // len(line))
+    block = FLOOD_LINE * (2**20 // len(FLOOD_LINE))
     for _ in range(mebibytes):
         _write(2, block)
 

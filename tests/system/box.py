@@ -102,7 +102,7 @@ class Box:
         self.root = self._run / "fs/root"
         layers = f"lowerdir={lower},upperdir={self._run}/fs/upper,workdir={self._run}/fs/work"
         self._mount("-t", "overlay", "overlay", "-o", layers, str(self.root))
-        self._console = open(self._run / "console", "wb")
+        self._console = open(self._run / "console", "wb")  # noqa: SIM115
         self._nspawn = subprocess.Popen(
             ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", f"--machine={name}",
              f"--directory={self.root}", "--console=pipe", "--link-journal=no", "--resolv-conf=copy-host",
