@@ -1,22 +1,25 @@
 """The supervisor's own log: structlog events as structured journal entries, or as text off systemd.
 
-Only this module talks to journald. Entries go out on a thread with a bounded queue, because
-sd_journal_send blocks while journald is stopped, and the main loop must not.
+Only this module talks to journald, and never so that the main loop could wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import queue
+import socket
+import struct
 import sys
-import threading
+import time
+from collections import deque
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from qwen_mtp import loop
 from qwen_mtp.messages import BY_NAME
 
 IDENTIFIER = "qwen-mtpd"
@@ -27,6 +30,9 @@ SGLANG_IDENTIFIER = "sglang"
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _QUEUE_LENGTH = 1000
 _FLUSH_SECONDS = 2.0
+_RETRY_SECONDS = 0.5
+_MAX_FIELD = 48 * 1024
+"""Bytes of a field; a datagram of several such still fits the socket, and no text of ours is so long."""
 
 
 def journal_connected(environ: Mapping[str, str] | None = None, stream: TextIO | None = None) -> bool:
@@ -61,44 +67,83 @@ def entry(method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-class JournalSender:
-    """Sends entries on a thread of its own; a full queue drops entries and counts them."""
+def serialize(fields: Mapping[str, Any]) -> bytes:
+    """Encode fields in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
-    def __init__(self) -> None:
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_QUEUE_LENGTH)
+    A value with a line break is preceded by its length, any other follows an equals sign.
+    """
+    parts = []
+    for name, value in fields.items():
+        data = str(value).encode("utf-8", "replace")[:_MAX_FIELD]
+        if b"\n" in data:
+            parts.append(name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n")
+        else:
+            parts.append(name.encode() + b"=" + data + b"\n")
+    return b"".join(parts)
+
+
+class JournalSender:
+    """Sends entries without ever waiting; while journald takes none, they wait in a bounded queue.
+
+    Not by systemd.journal.send: that blocks while journald is stopped, and holds Python's global lock
+    while it does, so that not even a thread would keep the main loop turning (seen with python3-systemd 235).
+
+    Args:
+        path: journald's socket.
+    """
+
+    def __init__(self, path: str = "/run/systemd/journal/socket") -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * 2**20)
+        self._waiting: deque[bytes] = deque()
         self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
+        self._retry: loop.Source | None = None
 
     def __call__(self, _logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """Queue an entry: the last processor of structlog's chain."""
-        try:
-            self._queue.put_nowait(entry(method, event))
-        except queue.Full:
+        """Send an entry: the last processor of structlog's chain."""
+        if len(self._waiting) < _QUEUE_LENGTH:
+            self._waiting.append(serialize(entry(method, event)))
+        else:
             self._dropped += 1
+        self._flush()
         raise structlog.DropEvent
 
     def close(self) -> None:
-        """Wait until the queue is sent, two seconds at most."""
-        try:
-            self._queue.put(None, timeout=_FLUSH_SECONDS)
-        except queue.Full:
-            return
-        self._thread.join(_FLUSH_SECONDS)
+        """Send what waits, two seconds at most."""
+        end = time.monotonic() + _FLUSH_SECONDS
+        while self._waiting and time.monotonic() < end:
+            self._flush()
+            if self._waiting:
+                time.sleep(0.05)
+        if self._retry:
+            self._retry.cancel()
+        self._socket.close()
 
-    def _run(self) -> None:
-        from systemd import journal  # not needed off systemd
+    def _flush(self) -> None:
+        while self._waiting:
+            try:
+                self._socket.sendto(self._waiting[0], self._path)
+            except OSError:
+                # Full, or journald is being restarted. A datagram socket tells no one when there is room again.
+                if self._retry is None:
+                    self._retry = loop.every(_RETRY_SECONDS, self._try_again)
+                return
+            self._waiting.popleft()
+        if self._dropped:
+            lost: EventDict = {"event": "journal-events-dropped", "message": f"{self._dropped} events were lost"}
+            self._dropped = 0
+            self._waiting.append(serialize(entry("warning", lost)))
+            self._flush()
 
-        while (fields := self._queue.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
-            if dropped:
-                lost: EventDict = {
-                    "event": "journal-events-dropped",
-                    "message": f"{dropped} events were lost",
-                }
-                journal.send(**entry("warning", lost))
-            # Named, because else they would name this module for every entry.
-            journal.send(**fields, CODE_FILE=None, CODE_LINE=None, CODE_FUNC=None)
+    def _try_again(self) -> bool:
+        self._flush()
+        if self._waiting:
+            return True
+        self._retry = None
+        return False
 
 
 def _console(_logger: WrappedLogger, method: str, event: EventDict) -> str:

@@ -81,7 +81,7 @@ STATES = [
     ("starting", ("--hang-at", "Load weight begin"), ""),
     ("ignoring SIGTERM while starting", ("--hang-at", "Load weight begin", "--ignore-sigterm"), "stop-timeout = 2\n"),
     ("ignoring SIGTERM while serving", ("--ignore-sigterm",), "stop-timeout = 2\n"),
-    ("hung while serving", ("--unhealthy-after", "0"), "stop-timeout = 2\nhealth-interval = 1\nhealth-timeout = 1\n"),
+    ("hung while serving", ("--unhealthy-after", "3"), "stop-timeout = 2\nhealth-interval = 1\nhealth-timeout = 1\n"),
     ("with a daemonized orphan", ("--daemonize",), ""),
     ("backing off", ("--exit-at", "Load weight begin", "3"), "backoff-initial = 600\nbackoff-max = 600\n"),
 ]

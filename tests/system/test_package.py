@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from .box import Box, package
 from .service import Service, exists
 
@@ -15,8 +17,9 @@ def test_the_unit_is_valid_and_hardened(installed: Box) -> None:
     assert (status, out) == (0, "")
     assert [line for line in err.splitlines() if "qwen-mtp" in line] == []
     security = installed.run("systemd-analyze", "security", "qwen-mtp.service", "--no-pager")
-    level = float(security.splitlines()[-1].split(":")[-1].split()[0])
-    assert level < 3.0, security
+    level = re.search(r"exposure level for qwen-mtp.service: ([\d.]+)", security)
+    assert level is not None
+    assert float(level[1]) < 3.0, security
 
 
 def test_manual_pages_and_catalog_are_there(installed: Box) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 import structlog
@@ -76,3 +79,33 @@ def test_off_the_journal_events_are_lines_of_text() -> None:
     log.info("ready", message="up")
     log.error("failure-diagnosed", message="down")
     assert output.getvalue() == "qwen-mtpd: up\nqwen-mtpd: error: down\n"
+
+
+def test_entries_are_encoded_as_journald_reads_them() -> None:
+    data = journal.serialize({"MESSAGE": "one\ntwo", "PRIORITY": 6, "X": "ü"})
+    assert data == b"MESSAGE\n" + (7).to_bytes(8, "little") + b"one\ntwo\nPRIORITY=6\nX=\xc3\xbc\n"
+
+
+def test_a_journal_that_takes_nothing_makes_nobody_wait_and_loses_are_counted(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        sender = journal.JournalSender(path)
+        for n in range(3000):
+            with pytest.raises(structlog.DropEvent):
+                sender(None, "info", {"event": "ready", "message": f"entry {n}"})
+        assert sender._dropped > 0
+        receiver.setblocking(False)
+        received = []
+        while sender._waiting or sender._dropped:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    received.append(receiver.recv(65536))
+            sender._flush()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                received.append(receiver.recv(65536))
+        sender.close()
+    assert received[0].startswith(b"PRIORITY=6\n")
+    assert b"MESSAGE=entry 999\n" in b"".join(received)
+    assert b"events were lost" in received[-1]
