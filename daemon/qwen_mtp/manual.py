@@ -61,11 +61,12 @@ def members() -> Iterator[tuple[str, str, str]]:
     assert interface is not None  # noqa: S101
     comment = ""
     for element in interface:
-        if not isinstance(element.tag, str):
+        tag: object = element.tag
+        if not isinstance(tag, str):
             comment = " ".join((element.text or "").split())
             continue
         name = element.attrib["name"]
-        if element.tag == "property":
+        if tag == "property":
             signature = f"{name} {element.attrib['type']}"
         else:
             into = [a for a in element.findall("arg") if a.get("direction", "in") == "in"]
@@ -73,7 +74,7 @@ def members() -> Iterator[tuple[str, str, str]]:
             signature = f"{name}({', '.join(a.attrib['type'] + ' ' + a.attrib['name'] for a in into)})"
             if out:
                 signature += " → " + ", ".join(a.attrib["type"] + " " + a.attrib["name"] for a in out)
-        yield element.tag, signature, comment
+        yield tag, signature, comment
         comment = ""
 
 
