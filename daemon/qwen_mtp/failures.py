@@ -26,6 +26,7 @@ SURVIVED = 20
 """So many log records after an exception that nothing announced as the end, it was not the end."""
 _MAX_FRAMES = 80
 _MAX_MESSAGE_LINES = 40
+_MAX_LINE = 4096
 _MAX_IGNORED = 1000
 _MAX_TEXT = 500
 _MAX_ALSO = 5
@@ -228,6 +229,7 @@ class Collector:
     def _go_on(self, line: str) -> None:
         traceback = self._traceback
         assert traceback is not None  # noqa: S101
+        line = line[:_MAX_LINE]
         if line.startswith((_HANDLING, _CAUSE)):
             self._end_traceback()
             self._chain = (line.startswith(_HANDLING), traceback)
@@ -269,6 +271,7 @@ class Collector:
         needles = [needle for needle in self._needles if needle in line]
         if not needles:
             return
+        line = line[:_MAX_LINE]
         for rule in self._catalogue.line_rules:
             if rule.needle in needles and rule.line and (found := rule.line.search(line)):
                 text = line[stamped.end() :] if stamped else line

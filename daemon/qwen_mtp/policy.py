@@ -8,6 +8,8 @@ from qwen_mtp.diagnosis import Diagnosis
 from qwen_mtp.settings import SupervisorSettings
 from qwen_mtp.states import Restart
 
+_MAX_SUMMARY = 200
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -26,12 +28,26 @@ class Decision:
     exhausted: bool = False
 
 
+@dataclass
+class _Restart:
+    """A restart that was decided.
+
+    Attributes:
+        time: when.
+        served: whether a server became ready after it.
+    """
+
+    time: float
+    served: bool = False
+
+
 class Policy:
     """Decides by the failure's class and by what happened before.
 
     `never` gives up at once. `slow` and `backoff` restart after delays that double, each with its own
-    beginning and cap, and share one budget: so many restarts within the window. A server that was ready for
-    as long as the window starts with a clean slate.
+    beginning and cap, and share one budget. A restart leaves the budget after the window, but only if a
+    server became ready since: launches that take longer than the window and never become ready end, too. A
+    server that was ready for as long as the window starts with a clean slate.
 
     Args:
         settings: delays and budget.
@@ -39,12 +55,14 @@ class Policy:
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
-        self._restarts: list[float] = []
+        self._restarts: list[_Restart] = []
 
     def was_ready(self, seconds: float) -> None:
         """Take note of how long the server that has ended now was ready."""
         if seconds >= self._settings.restart_window:
             self._restarts.clear()
+        for restart in self._restarts:
+            restart.served = True
 
     def decide(self, diagnosis: Diagnosis, now: float, chance: float) -> Decision:
         """Decide about a failure.
@@ -55,29 +73,31 @@ class Policy:
             chance: a number from 0 to 1, drawn by the caller.
         """
         settings = self._settings
-        name = diagnosis.failure_class.value
+        what = _shorten(diagnosis.summary)
         if diagnosis.restart is Restart.NEVER:
-            return Decision("give-up", 0.0, f"{name} cannot heal by itself: SGLang is not started again")
-        self._restarts = [time for time in self._restarts if now - time < settings.restart_window]
+            return Decision("give-up", 0.0, f"{what}; not trying again, because this cannot heal by itself")
+        self._restarts = [
+            restart for restart in self._restarts if not restart.served or now - restart.time < settings.restart_window
+        ]
         attempt = len(self._restarts) + 1
-        if attempt > settings.restart_budget:
-            budget = settings.restart_budget
-            why = (
-                f"{budget} restarts within {settings.restart_window:.0f} s did not help"
-                if budget
-                else "restarts are switched off (restart-budget = 0)"
-            )
-            return Decision("give-up", 0.0, f"{name}: {why}: SGLang is not started again", exhausted=True)
-        self._restarts.append(now)
-        if diagnosis.restart is Restart.SLOW:
+        budget = settings.restart_budget
+        if attempt > budget:
+            why = f"{budget} restarts did not help" if budget else "restarts are switched off (restart-budget = 0)"
+            return Decision("give-up", 0.0, f"{what}; giving up, because {why}", exhausted=True)
+        self._restarts.append(_Restart(now))
+        delay = self._delay(diagnosis.restart, attempt, chance)
+        return Decision("restart", delay, f"{what}; trying again in {delay:.0f} s (attempt {attempt} of {budget})")
+
+    def _delay(self, restart: Restart, attempt: int, chance: float) -> float:
+        settings = self._settings
+        if restart is Restart.SLOW:
             first, cap = settings.slow_initial, settings.slow_max
         else:
             first, cap = settings.backoff_initial, settings.backoff_max
         delay = min(first * 2.0 ** min(attempt - 1, 60), cap)
-        delay = max(delay * (1 + settings.backoff_jitter * (2 * min(max(chance, 0.0), 1.0) - 1)), 0.0)
-        delay = min(delay, cap)
-        return Decision(
-            "restart",
-            delay,
-            f"{name}: starting SGLang again in {delay:.0f} s (restart {attempt} of {settings.restart_budget})",
-        )
+        spread = settings.backoff_jitter * (2 * min(max(chance, 0.0), 1.0) - 1)
+        return min(max(delay * (1 + spread), 0.0), cap)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SUMMARY else text[: _MAX_SUMMARY - 1] + "…"

@@ -128,7 +128,8 @@ SETTINGS: tuple[Setting, ...] = (
         1,
         30 * DAY,
         "seconds",
-        "A restart counts against the budget for so long, and a server that was ready for so long clears it.",
+        "Once a server became ready after it, a restart counts against the budget for so long; until then it counts "
+        "on. A server that was ready for so long clears them all.",
     ),
     Setting(
         "log-level",

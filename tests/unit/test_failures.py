@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,31 @@ def test_no_log_breaks_it(lines: list[str]) -> None:
     first, second = diagnose(lines), diagnose(lines)
     assert first == second
     assert first.summary
+
+
+HOSTILE = {
+    "word": "x" * 65536,
+    "dots": "a." * 32768,
+    "colons": "x: " * 20000,
+    "quotes": "'" * 65536,
+    "blanks": " " * 65536,
+    "errors": "Error: " * 9000,
+    "libraries": ".so" * 20000,
+}
+BEGINNINGS = ("", "RuntimeError: ", "ImportError: ", "OSError: Repo id must be in the form", "ValueError: ")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_pattern_backtracks_without_end(name: str) -> None:
+    # A pattern that does would take minutes or hours; all of them together take a second.
+    began = time.monotonic()
+    text = HOSTILE[name]
+    for beginning in BEGINNINGS:
+        diagnose([beginning + text] * 3)
+        diagnose(["Traceback (most recent call last):", beginning + text, text, text])
+    for rule in CATALOGUE.line_rules:
+        diagnose([rule.needle + text, text + rule.needle])
+    assert time.monotonic() - began < 60
 
 
 def test_memory_stays_bounded() -> None:
