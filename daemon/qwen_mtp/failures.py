@@ -282,6 +282,8 @@ class Collector:
     def _add(self, rule: Rule, facts: dict[str, str], evidence: Evidence, fatal: bool) -> None:
         if "library" in facts:
             facts["package"] = debian_package(facts["library"])
+        if fatal and any(known.fatal and known.rule is rule and known.facts == facts for known in self._findings):
+            return  # a line that is printed again and again, such as c10d's retries, must not fill the room
         if len(self._findings) >= MAX_FINDINGS:
             self._findings = [finding for finding in self._findings if not self._survived(finding)]
         if len(self._findings) < MAX_FINDINGS:

@@ -304,6 +304,12 @@ def test_no_log_breaks_it(lines: list[str]) -> None:
     assert first.summary
 
 
+def test_a_line_printed_again_and_again_leaves_room_for_the_cause() -> None:
+    retry = "Exception raised from ping at /x/torch/csrc/distributed/c10d/TCPStore.cpp:427 (most recent call first):"
+    assert diagnose([retry] * 2 * MAX_FINDINGS).rule == "host-unreachable"
+    assert diagnose([*[retry] * 2 * MAX_FINDINGS, *LIBAVUTIL]).rule == "ffmpeg-library-missing"
+
+
 HOSTILE = {
     "word": "x" * 65536,
     "dots": "a." * 32768,
