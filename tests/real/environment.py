@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = "0.5.23"
-UV = "uv==0.9.7"
+UV = "uv==0.13.9"
 DOWNLOAD_GB = 6
 DISK_GB = 14
 """What the packages take when they are unpacked, the cache of downloads included while they are."""
@@ -27,7 +27,7 @@ _MODELS = _HERE / "models.py"
 _TRIES = 3
 
 
-class EnvironmentMissing(RuntimeError):
+class EnvironmentUnavailableError(RuntimeError):
     """SGLang's environment cannot be made here; the text says what to do."""
 
 
@@ -84,7 +84,7 @@ def ensure(say: Callable[[str], None] = lambda text: print(text, file=sys.stderr
         say: takes sentences about steps that last.
 
     Raises:
-        EnvironmentMissing: no room, or the packages cannot be had.
+        EnvironmentUnavailableError: no room, or the packages cannot be had.
     """
     base = _base()
     base.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def ensure(say: Callable[[str], None] = lambda text: print(text, file=sys.stderr
 def _check_room(base: Path) -> None:
     free = shutil.disk_usage(base).free / 2**30
     if free < DISK_GB:
-        raise EnvironmentMissing(
+        raise EnvironmentUnavailableError(
             f"{base} has {free:.0f} GB free and SGLang needs {DISK_GB}; make room, or set QWEN_MTP_CACHE to another disk"
         )
 
@@ -125,7 +125,7 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
         try:
             _run(command)
             break
-        except EnvironmentMissing as error:
+        except EnvironmentUnavailableError as error:
             if attempt == _TRIES:
                 raise
             say(f"{error}; trying again with what has been fetched")
@@ -138,7 +138,7 @@ def _run(command: list[Path | str]) -> None:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip())[-2000:]
-        raise EnvironmentMissing(f"{' '.join(map(str, command))} failed:\n{last}")
+        raise EnvironmentUnavailableError(f"{' '.join(map(str, command))} failed:\n{last}")
 
 
 if __name__ == "__main__":
