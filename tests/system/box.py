@@ -224,6 +224,9 @@ def booted(suite: str, name: str = "") -> Iterator[Box]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--base"]:
+        print(base(sys.argv[2]))
+        sys.exit()
     with booted(sys.argv[1] if len(sys.argv) > 1 else "bookworm") as container:
         container.install(package())
         subprocess.run(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,11 @@ from .box import SUITES, Box, booted, package
 from .service import Service
 
 
-@pytest.fixture(scope="session", params=SUITES)
+WANTED = os.environ.get("QWEN_MTP_SUITES", " ".join(SUITES)).split()
+"""Suites to run; ./dev runs one process for each, side by side."""
+
+
+@pytest.fixture(scope="session", params=WANTED)
 def box(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A booted container of each suite, with nothing of ours in it."""
     with booted(request.param) as container:
