@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -66,11 +67,15 @@ PYTHONPATH = {json.dumps(str(ROOT / "daemon"))}
 """
 
 
-def complete(port: int) -> None:
-    body = json.dumps({"prompt": "The capital of France is", "max_tokens": 48}).encode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/completions", body, timeout=60) as answer:
+def complete(port: int, tokens: int) -> None:
+    # Greedy, because SGLang cannot sample on the CPU.
+    asked = {"prompt": "The capital of France is", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=180) as answer:  # noqa: S310
         content = json.load(answer)
-    say(f"  {content['choices'][0]['text'][:100]}…")
+    say(f"  {content['choices'][0]['text'][:100]!r}…")
     say(f"  {content['usage']['completion_tokens']} tokens")
 
 
@@ -80,17 +85,28 @@ def show_bus(daemon: Daemon, names: tuple[str, ...]) -> None:
         say(f"  {name:22} {value}")
 
 
-def run(directory: Path, speed: float) -> bool:
-    port = free_port()
+def run(directory: Path, port: int, config: str, launch: str, tokens: int) -> bool:
+    """Show a launch from its spawn to its end.
+
+    Args:
+        directory: for the daemon's files.
+        port: where SGLang is to serve.
+        config: text of the configuration.
+        launch: what is launched, for people.
+        tokens: length of the completion.
+
+    Returns:
+        Whether it ended as it should.
+    """
     quiet, show = status_printer()
     title("The daemon starts SGLang; this is the unit's status as systemctl would show it, live")
-    say(f"  (a recorded launch of the true Qwen3.6-27B shape, {speed:g} times as fast)")
-    with Daemon(directory, configuration(port, speed), on_status=show) as daemon:  # type: ignore[arg-type]
-        daemon.wait_state("ready", 300)
+    say(f"  ({launch})")
+    with Daemon(directory, config, on_status=show) as daemon:  # type: ignore[arg-type]
+        daemon.wait_state("ready", 600)
         time.sleep(0.3)
         quiet.set()
         title("READY=1 was sent: systemctl start would return now. A completion:")
-        complete(port)
+        complete(port, tokens)
         daemon.wait(lambda: daemon.get("AcceptLength") not in ([], ["d 0"]), "the figures", 20)
         title("The same state on D-Bus, readable by everyone")
         show_bus(daemon, ("State", "Phase", "ModelPath", "Endpoint", "SpeculativeAlgorithm", "WeightMemory", "KVCacheTokens",
@@ -113,15 +129,12 @@ def run(directory: Path, speed: float) -> bool:
     return status == 0 and not left
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speed", type=float, default=4.0, help="factor on the recorded timing (default: 4)")
-    arguments = parser.parse_args()
-    if arguments.speed <= 0:
-        parser.error("the speed must be more than 0")
+def show(make_config: Callable[[int], str], launch: str, tokens: int) -> int:
+    """Run the demo in a directory of its own; returns the exit status."""
     directory = Path(tempfile.mkdtemp(prefix="qwen-mtp-demo-"))
+    port = free_port()
     try:
-        good = run(directory, arguments.speed)
+        good = run(directory, port, make_config(port), launch, tokens)
     except AssertionError as error:
         say(f"\nthe demo failed: {error}")
         return 1
@@ -132,6 +145,16 @@ def main() -> int:
         shutil.rmtree(directory, ignore_errors=True)
     say("\nThat was the demo." if good else "\nSomething was left behind.")
     return 0 if good else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speed", type=float, default=4.0, help="factor on the recorded timing (default: 4)")
+    speed = parser.parse_args().speed
+    if speed <= 0:
+        parser.error("the speed must be more than 0")
+    launch = f"a recorded launch of the true Qwen3.6-27B shape, {speed:g} times as fast"
+    return show(lambda port: configuration(port, speed), launch, 48)
 
 
 if __name__ == "__main__":
