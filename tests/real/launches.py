@@ -19,6 +19,8 @@ Args = Mapping[str, object]
 CPU: Args = {
     "host": "127.0.0.1",
     "device": "cpu",
+    # Triton's interpreter keeps bfloat16 as integers and multiplies those (runtime/interpreter.py, 3.8.0).
+    "dtype": "float16",
     "attention-backend": "triton",
     "cuda-graph-backend-decode": "disabled",
     "cuda-graph-backend-prefill": "disabled",
@@ -37,6 +39,7 @@ NEXTN: Args = {
 }
 ENV = {
     "TRITON_INTERPRET": "1",
+    "SGLANG_MAMBA_CONV_DTYPE": "float16",
     # Nothing is compiled: a machine without g++ will do.
     "TORCHDYNAMO_DISABLE": "1",
     # The interpreter's arithmetic warns on every other line.

@@ -105,6 +105,11 @@ def _random(*shape: int) -> torch.Tensor:
     return (torch.randn(*shape) * 0.02).to(torch.bfloat16)
 
 
+def _fusion() -> torch.Tensor:
+    """Let the MTP head start from the token's embedding as the model itself does, so that some drafts are right."""
+    return torch.cat((torch.eye(HIDDEN).to(torch.bfloat16), _random(HIDDEN, HIDDEN)), dim=1)
+
+
 def _zeros(size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.bfloat16)
 
@@ -173,10 +178,10 @@ def weights() -> dict[str, torch.Tensor]:
     """Make all tensors of the checkpoint."""
     language = "model.language_model"
     tensors = {
-        f"{language}.embed_tokens.weight": _random(VOCABULARY, HIDDEN),
+        f"{language}.embed_tokens.weight": _random(VOCABULARY, HIDDEN) * 5,
         f"{language}.norm.weight": _zeros(HIDDEN),
         "lm_head.weight": _random(VOCABULARY, HIDDEN),
-        "mtp.fc.weight": _random(HIDDEN, 2 * HIDDEN),
+        "mtp.fc.weight": _fusion(),
         "mtp.norm.weight": _zeros(HIDDEN),
         "mtp.pre_fc_norm_embedding.weight": _zeros(HIDDEN),
         "mtp.pre_fc_norm_hidden.weight": _zeros(HIDDEN),

@@ -5,6 +5,8 @@ The tests build on each other, in this order, because a launch takes minutes on 
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -23,11 +25,12 @@ KEY = "sk-real-Geheimnis/7'4+9"
 """With characters that Python's repr, JSON and URLs spell differently."""
 PORT = free_port()
 URL = f"http://127.0.0.1:{PORT}"
+SETTINGS = {"ready-generate": True, "stop-timeout": 300, "backoff-initial": 1}
 
 
 @pytest.fixture(scope="module")
 def server(environment: Environment) -> Iterator[Daemon]:
-    config = configuration(environment, PORT, NEXTN, supervisor={"ready-generate": True, "stop-timeout": 300})
+    config = configuration(environment, PORT, NEXTN, supervisor=SETTINGS)
     with (
         tempfile.TemporaryDirectory(prefix="qwen-mtp-", ignore_cleanup_errors=True) as directory,
         Daemon(Path(directory), config, {"api-key": KEY}) as daemon,
@@ -35,9 +38,16 @@ def server(environment: Environment) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_it_becomes_ready(server: Daemon) -> None:
-    server.wait(lambda: "READY=1" in server.notifications or server.process.poll() is not None, "READY=1", 420)
+def wait_ready(server: Daemon, times: int = 1) -> None:
+    """Wait until READY=1 was sent so many times."""
+    server.wait(
+        lambda: server.notifications.count("READY=1") == times or server.process.poll() is not None, "READY=1", 420
+    )
     assert server.process.poll() is None, f"{server.events()}\n{server.log()[-5000:]}"
+
+
+def test_it_becomes_ready(server: Daemon) -> None:
+    wait_ready(server)
     assert "STOPPING=1" not in server.notifications
     assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in server.notifications)
     assert server.state() == "ready"
@@ -72,7 +82,7 @@ def test_a_completion_shows_the_accept_length(server: Daemon) -> None:
     assert answer["usage"]["completion_tokens"] == 16
     assert "accept len: " in server.log()
     server.wait(lambda: value(server, "AcceptLength") > 0, "the accept length", 30)
-    assert 1.0 <= value(server, "AcceptLength") <= 4.0
+    assert 1.0 < value(server, "AcceptLength") <= 4.0  # some drafts of the MTP head were right
     assert "accept length" in server.statuses()[-1]
 
 
@@ -91,6 +101,21 @@ def test_the_key_is_asked_for_and_shown_nowhere(server: Daemon) -> None:
     shown = server.busctl("introspect", *BUS).stdout
     assert "StatusText" in shown
     assert "Geheimnis" not in server.log() + server.events() + shown + str(server.notifications)
+
+
+def test_a_killed_scheduler_is_diagnosed_and_sglang_started_again(server: Daemon) -> None:
+    before = processes(server)
+    (scheduler,) = [pid for pid in before if b"sglang::scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(scheduler, signal.SIGKILL)
+    wait_ready(server, 2)
+    assert "RELOADING=1" in server.notifications
+    failure = value(server, "LastFailure")
+    assert failure["class"]["data"] == "killed"
+    assert "scheduler" in failure["summary"]["data"]
+    assert value(server, "Restarts") == 1
+    assert value(server, "MainPID") in processes(server)
+    assert not set(before) & set(processes(server))
+    assert request(f"{URL}/v1/completions", completion("again", 4), KEY)["usage"]["completion_tokens"] == 4
 
 
 def test_sigterm_lets_the_running_request_finish(server: Daemon) -> None:
