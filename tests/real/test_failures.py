@@ -83,7 +83,7 @@ def test_the_daemon_ends_at_once_with_the_status_that_systemd_does_not_restart(e
     assert end.exit_status == EX_UNAVAILABLE, f"{end.events}\n{end.log[-3000:]}"
     assert end.events.count("started SGLang as process") == 1
     assert "READY=1" not in end.notifications
-    assert end.lag < 10  # a second in truth; the machine may be busy
+    assert end.lag < 30  # a second in truth; the machine may be busy
 
 
 def test_nothing_of_sglang_is_left(end: End) -> None:
