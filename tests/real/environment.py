@@ -119,7 +119,18 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
         _run([tool / "bin/pip", "install", "--quiet", "--disable-pip-version-check", UV])
     uv = tool / "bin/uv"
     _run([uv, "venv", "--quiet", "--python", sys.executable, venv])
-    command = [uv, "pip", "install", "--quiet", "--no-config", "--python", venv / "bin/python"]
+    # The list is complete, so nothing is resolved; and nothing is compiled, for which a compiler might be missing.
+    command = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--no-config",
+        "--no-deps",
+        "--no-build",
+        "--python",
+        venv / "bin/python",
+    ]
     command += ["--cache-dir", downloads, "--link-mode", "hardlink", "--requirement", _LOCK]
     for attempt in range(1, _TRIES + 1):
         try:
