@@ -89,6 +89,11 @@ class Run:
         return time.monotonic() - self.started
 
     @property
+    def ending(self) -> bool:
+        """Whether it was told to end."""
+        return bool(self._ended_by)
+
+    @property
     def advanced_at(self) -> float:
         """Seconds from the spawn to the last sign of progress."""
         return max(self.launch.advanced_at, self._io_advanced_at)

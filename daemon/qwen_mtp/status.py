@@ -47,7 +47,7 @@ def sentence(snapshot: Snapshot, now_usec: int, checkpoint_gb: float = 0.0, next
     if snapshot.state is State.UNRESPONSIVE:
         return f"SGLang on {snapshot.endpoint} does not answer its health check"
     if snapshot.state is State.DRAINING:
-        return f"draining, {snapshot.running_requests} requests were running"
+        return f"draining, {snapshot.running_requests} requests still run"
     if snapshot.state is State.STOPPING:
         return "ending what is left of SGLang"
     if snapshot.state is State.BACKING_OFF and failure is not None:

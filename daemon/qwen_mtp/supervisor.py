@@ -12,7 +12,6 @@ restart(): the same way down, then PREFLIGHT again
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 from collections.abc import Callable
@@ -20,24 +19,23 @@ from collections.abc import Callable
 import structlog
 
 from qwen_mtp import loop, preflight
+from qwen_mtp.compose import Standing, compose
 from qwen_mtp.containment import Containment, reap_orphans
 from qwen_mtp.diagnosis import Diagnosis
-from qwen_mtp.estimate import remaining
 from qwen_mtp.failures import Catalogue
-from qwen_mtp.health import Answer, Prober
 from qwen_mtp.history import History, durations, fingerprint
 from qwen_mtp.job import Job
 from qwen_mtp.notify import Notifier
 from qwen_mtp.policy import Policy
-from qwen_mtp.ports import listener
 from qwen_mtp.process import SpawnError
+from qwen_mtp.readiness import Readiness
 from qwen_mtp.relay import Sink
 from qwen_mtp.reporter import BusyError, Reporter
 from qwen_mtp.run import Run
 from qwen_mtp.settings import SupervisorSettings
 from qwen_mtp.snapshot import Snapshot
 from qwen_mtp.states import Phase, State
-from qwen_mtp.status import duration, sentence
+from qwen_mtp.status import duration
 
 EX_OK = 0
 EX_UNAVAILABLE = 69
@@ -45,8 +43,8 @@ EX_UNAVAILABLE = 69
 EX_TEMPFAIL = 75
 """The restart budget is used up."""
 
-_PROBE_INTERVAL = 0.25
 _TICK = 1.0
+_HOUSE_KEEPING = 30.0
 _MARGIN = 30.0
 """Seconds that systemd waits longer than we do: it steps in only if we no longer turn."""
 _QUIET = 30.0
@@ -92,7 +90,7 @@ class Supervisor:
         self._quit = quit_loop
         self._policy = Policy(settings)
         self._log = structlog.get_logger()
-        self._prober = Prober(job.endpoint, job.api_key, settings.health_timeout)
+        self._readiness = Readiness(job, settings, containment, self._ready, self._answers)
         self._earlier = history.load(fingerprint(job.argv))
         self.reporter = Reporter(notifier, self.snapshot)
         self.exit_status = EX_OK
@@ -101,7 +99,7 @@ class Supervisor:
         self._state_usec = _realtime_usec()
         self._state_monotonic = time.monotonic()
         self._run: Run | None = None
-        self._phase: Phase | None = None
+        self._spans_told = 0
         self._was_ready = False
         self._ready_at = 0.0
         self._launch_usec = 0
@@ -111,8 +109,6 @@ class Supervisor:
         self._next_restart_text = ""
         self._stop_asked = False
         self._restart_reason = ""
-        self._probing = False
-        self._probe_misses = 0
         self._lines_at = 0.0
         self._extended_at = 0.0
         self._tick_timer: loop.Source | None = None
@@ -197,9 +193,7 @@ class Supervisor:
 
     def _launch(self) -> None:
         job = self._job
-        self._phase = None
-        self._probing = False
-        self._probe_misses = 0
+        self._spans_told = 0
         self._launch_usec = _realtime_usec()
         self._run = Run(
             job.argv,
@@ -230,27 +224,30 @@ class Supervisor:
         self._lines_at = time.monotonic()
         launch = run.launch
         if self._state is State.STARTING:
-            if launch.phase is not self._phase:
-                self._phase_entered(run)
-            if launch.bind_error and not launch.ready:
+            self._tell_phases(run)
+            if launch.bind_error and not launch.ready and not run.ending:
                 self._log.error("bind-failed", message=f"SGLang could not bind its port: {launch.bind_error}")
                 run.kill("port-in-use" if "[Errno 98]" in launch.bind_error else "bind-error")
             elif launch.ready:
-                self._probe()
+                self._readiness.begin()
         self.reporter.soon()
 
-    def _phase_entered(self, run: Run) -> None:
-        self._phase = run.launch.phase
-        usec = _realtime_usec()
-        self._log.info(
-            "phase-entered",
-            message=f"phase {self._phase.value} after {run.elapsed:.1f} s",
-            phase=self._phase.value,
-            seconds=f"{run.elapsed:.3f}",
-        )
-        self._extend()
-        if self.reporter.bus:
-            self.reporter.bus.phase_changed(self._phase, usec)
+    def _tell_phases(self, run: Run) -> None:
+        """Report each phase that was entered since the last time; one read may bring several."""
+        new = run.launch.timeline[self._spans_told :]
+        self._spans_told += len(new)
+        for span in new:
+            self._log.info(
+                "phase-entered",
+                message=f"phase {span.phase.value} after {span.start:.1f} s",
+                phase=span.phase.value,
+                role=span.role.value if span.role else None,
+                seconds=f"{span.start:.3f}",
+            )
+            if self.reporter.bus:
+                self.reporter.bus.phase_changed(span.phase, self._launch_usec + int(span.start * 1e6))
+        if new:
+            self._extend()
 
     def _tick(self) -> None:
         """Once a second while SGLang starts: stall, extension, time left."""
@@ -287,35 +284,10 @@ class Supervisor:
             self._extended_at = time.monotonic()
             self._notifier.extend(max(left, 0.0) + _MARGIN)
 
-    def _probe(self) -> None:
-        """SGLang says that it is ready: believe it once its own process answers."""
+    def _ready(self) -> None:
         run = self._run
-        if run is None or self._state is not State.STARTING or self._probing:
+        if run is None or self._state is not State.STARTING:
             return
-        self._probing = True
-        if listener(self._job.endpoint.port, self._containment.pids()) is None:
-            # Not bound yet (--skip-server-warmup says ready first), or the port is another's.
-            loop.after(_PROBE_INTERVAL, lambda: self._probe_again(run))
-            return
-        self._prober.health(lambda answer: self._answered(run, answer, generated=False))
-
-    def _probe_again(self, run: Run) -> None:
-        if run is self._run:
-            self._probing = False
-            self._probe()
-
-    def _answered(self, run: Run, answer: Answer, generated: bool) -> None:
-        if run is not self._run or self._state is not State.STARTING:
-            return
-        if not answer.ok:
-            self._log.debug("not-ready-yet", message=f"/health: {answer.detail}")
-            loop.after(_PROBE_INTERVAL, lambda: self._probe_again(run))
-        elif self._settings.ready_generate and not generated:
-            self._prober.generate(lambda second: self._answered(run, second, generated=True))
-        else:
-            self._ready(run)
-
-    def _ready(self, run: Run) -> None:
         self._was_ready = True
         self._ready_at = time.monotonic()
         self._cancel(self._tick_timer)
@@ -331,34 +303,25 @@ class Supervisor:
             seconds=f"{run.elapsed:.3f}",
             endpoint=self._job.endpoint.url,
         )
-        self._watch_timer = loop.every(self._settings.health_interval, self._watch)
+        self._readiness.watch()
+        self._watch_timer = loop.every(_HOUSE_KEEPING, self._house_keeping)
 
     # -- serving ----------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        run = self._run
-        if run is None or self._state not in (State.READY, State.UNRESPONSIVE):
-            return
-        reap_orphans(run.pid)
-        self._prober.health(lambda answer: self._watched(run, answer))
-        self.reporter.soon()
-
-    def _watched(self, run: Run, answer: Answer) -> None:
-        if run is not self._run or self._state not in (State.READY, State.UNRESPONSIVE):
-            return
-        if answer.ok:
-            self._probe_misses = 0
-            if self._state is State.UNRESPONSIVE:
-                self._log.info("responsive", message="SGLang answers its health check again")
-                self._set_state(State.READY)
-            return
-        self._probe_misses += 1
-        if self._probe_misses >= self._settings.health_failures and self._state is State.READY:
-            self._log.warning(
-                "unresponsive",
-                message=f"SGLang failed {self._probe_misses} health checks in a row: {answer.detail}",
-            )
+    def _answers(self, well: bool, detail: str) -> None:
+        if well and self._state is State.UNRESPONSIVE:
+            self._log.info("responsive", message="SGLang answers its health check again")
+            self._set_state(State.READY)
+        elif not well and self._state is State.READY:
+            failures = self._settings.health_failures
+            self._log.warning("unresponsive", message=f"SGLang failed {failures} health checks in a row: {detail}")
             self._set_state(State.UNRESPONSIVE)
+
+    def _house_keeping(self) -> None:
+        """Now and then while SGLang serves: reap what it orphaned, let old figures go."""
+        if self._run is not None:
+            reap_orphans(self._run.pid)
+            self.reporter.soon()
 
     # -- the way down -----------------------------------------------------------------------------
 
@@ -366,6 +329,7 @@ class Supervisor:
         """SIGTERM now, SIGKILL after stop-timeout."""
         run = self._run
         assert run is not None  # noqa: S101
+        self._readiness.stop()
         self._cancel(self._tick_timer)
         self._cancel(self._watch_timer)
         served = self._state in (State.READY, State.UNRESPONSIVE)
@@ -388,6 +352,7 @@ class Supervisor:
             self._notifier.reloading(status)
 
     def _run_ended(self, diagnosis: Diagnosis) -> None:
+        self._readiness.stop()
         for timer in (self._tick_timer, self._watch_timer, self._kill_timer):
             self._cancel(timer)
         self._run = None
@@ -397,6 +362,7 @@ class Supervisor:
         elif self._restart_reason:
             self._restart_reason = ""
             self._restarts += 1
+            self._earn_back()
             self._notifier.extend(_MARGIN)
             self._preflight()
         else:
@@ -424,11 +390,8 @@ class Supervisor:
         )
         if self.reporter.bus:
             self.reporter.bus.failure_diagnosed(diagnosis)
-        now = time.monotonic()
-        if self._ready_at:
-            self._policy.was_ready(now - self._ready_at)
-            self._ready_at = 0.0
-        decision = self._policy.decide(diagnosis, now, random.random())  # noqa: S311
+        self._earn_back()
+        decision = self._policy.decide(diagnosis, time.monotonic(), random.random())  # noqa: S311
         if decision.action == "give-up":
             self._give_up(diagnosis, decision.reason, decision.exhausted)
             return
@@ -447,6 +410,12 @@ class Supervisor:
         self._notifier.extend(decision.delay + _MARGIN)
         self._delay_timer = loop.after(decision.delay, self._preflight)
 
+    def _earn_back(self) -> None:
+        """Tell the policy how long the server that has ended was ready."""
+        if self._ready_at:
+            self._policy.was_ready(time.monotonic() - self._ready_at)
+            self._ready_at = 0.0
+
     def _give_up(self, diagnosis: Diagnosis, reason: str, exhausted: bool) -> None:
         self._log.error("gave-up", message=reason, failure_class=diagnosis.failure_class.value)
         self._set_state(State.FAILED)
@@ -459,7 +428,7 @@ class Supervisor:
         self.exit_status = exit_status
         if status:
             self._notifier.stopping(status)
-        self._prober.close()
+        self._readiness.close()
         self._quit()
 
     # -- publishing -------------------------------------------------------------------------------
@@ -473,53 +442,21 @@ class Supervisor:
 
     def snapshot(self) -> Snapshot:
         """Compose what is published, from the present state."""
-        job, run = self._job, self._run
-        launch = run.launch if run else None
-        facts = launch.facts if launch else None
-        figures = launch.serving if launch else None
-        if figures and self._state is State.READY and time.monotonic() - self._lines_at > _QUIET:
-            idle = True
-        else:
-            idle = figures is None
-        now = _realtime_usec()
-        snapshot = Snapshot(
+        run = self._run
+        standing = Standing(
             state=self._state,
-            phase=launch.phase if launch else None,
-            progress=launch.progress if launch else Snapshot.progress,
-            estimated_ready_usec=self._estimate(now),
             state_change_usec=self._state_usec,
             state_change_monotonic_usec=int(self._state_monotonic * 1e6),
-            main_pid=run.pid if run else 0,
             restarts=self._restarts,
             last_failure=self._failure,
             next_restart_usec=self._next_restart_usec if self._state is State.BACKING_OFF else 0,
-            model_path=job.model_path,
-            endpoint=job.endpoint.url,
-            sglang_version=job.sglang_version,
-            weight_memory=dict(facts.weight_memory) if facts else {},
-            kv_cache_tokens=facts.kv_cache_tokens if facts else 0,
-            # As configured: SGLang resolves NEXTN to EAGLE, which nobody asked for.
-            speculative_algorithm=job.speculative_algorithm or (facts.speculative_algorithm if facts else ""),
-            accept_length=figures.accept_length if figures else 0.0,
-            generation_throughput=figures.generation_throughput if figures and not idle else 0.0,
-            running_requests=figures.running_requests if figures and not idle else 0,
-            queued_requests=figures.queued_requests if figures and not idle else 0,
+            next_restart=self._next_restart_text,
             launch_usec=self._launch_usec,
-            timeline=tuple(launch.timeline) if launch else (),
+            main_pid=run.pid if run else 0,
+            elapsed=run.elapsed if run else 0.0,
+            idle=time.monotonic() - self._lines_at > _QUIET,
         )
-        text = sentence(snapshot, now, job.checkpoint_gb, self._next_restart_text)
-        return dataclasses.replace(snapshot, status=text)
-
-    def _estimate(self, now: int) -> int:
-        run = self._run
-        if run is None or self._state is not State.STARTING:
-            return 0
-        spent = durations(run.launch.timeline)
-        if run.launch.timeline and run.launch.timeline[-1].end is None:
-            last = run.launch.timeline[-1]
-            spent[last.phase] = spent.get(last.phase, 0.0) + run.elapsed - last.start
-        left = remaining(self._earlier, spent, run.launch.phase, run.launch.progress)
-        return now + int(left * 1e6) if left is not None else 0
+        return compose(standing, self._job, run.launch if run else None, self._earlier, _realtime_usec())
 
     @staticmethod
     def _cancel(timer: loop.Source | None) -> None:
