@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from .box import SUITES, Box, booted, package
-from .service import Service
-
-
-WANTED = os.environ.get("QWEN_MTP_SUITES", " ".join(SUITES)).split()
-"""Suites to run; ./dev runs one process for each, side by side."""
+from .box import Box, booted, package
+from .service import WANTED, Service
 
 
 @pytest.fixture(scope="session", params=WANTED)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .box import Box
+from .box import SUITES, Box
 
 RECORDINGS = "/usr/share/qwen-mtp/recordings"
 READY = "0.5.11/90-27b-mtp-success"
 BUS = ("org.qwenmtp.Supervisor1", "/org/qwenmtp/Supervisor1", "org.qwenmtp.Supervisor1")
-PORT = 30123
+WANTED = os.environ.get("QWEN_MTP_SUITES", " ".join(SUITES)).split()
+"""Suites to run; ./dev runs one process for each, side by side."""
+PORT = 30123 + SUITES.index(WANTED[0])
+"""Containers share this machine's network, so suites that run side by side need a port each."""
 
 
 class Service:
