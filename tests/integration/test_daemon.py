@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -152,7 +153,7 @@ def test_running_requests_are_finished_before_the_end(tmp_path: Path, port: int)
     with Daemon(tmp_path, config(port=port, speed=2)) as daemon:
         daemon.wait_state("ready", 120)
         body = json.dumps({"prompt": "x", "max_tokens": 400}).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)  # noqa: S310
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)
         pid = os.fork()
         if pid == 0:
             with urllib.request.urlopen(request) as answer:  # noqa: S310
@@ -188,7 +189,7 @@ def test_orphans_are_ended_with_a_server_that_dies(tmp_path: Path, port: int) ->
         assert len(descendants(daemon.process.pid)) == 4
         os.kill(int(daemon.get("MainPID")[0].split()[1]), signal.SIGKILL)
         assert daemon.wait_end() == 75
-        assert "left 1 processes behind" in daemon.events()
+        assert re.search(r"left \d processes behind", daemon.events())
     assert sglang_pids(tmp_path) == []
 
 

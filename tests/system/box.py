@@ -80,6 +80,23 @@ def _mirror(suite: str) -> list[str]:
     return [f"deb {sites[0]} {suite} main"]
 
 
+def _cgroup_roots() -> list[Path]:
+    """Where to make a control group for a container: else all of them would share this machine's units."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.partition(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options):
+            found.append(Path(before.split()[4]))
+    return found
+
+
+def _remove_group(group: Path) -> None:
+    for directory, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
 class Box:
     """A booted container.
 
@@ -103,13 +120,20 @@ class Box:
         layers = f"lowerdir={lower},upperdir={self._run}/fs/upper,workdir={self._run}/fs/work"
         self._mount("-t", "overlay", "overlay", "-o", layers, str(self.root))
         self._console = open(self._run / "console", "wb")  # noqa: SIM115
+        self._groups = [place / name for place in _cgroup_roots()]
+        for group in self._groups:
+            group.mkdir(exist_ok=True)
+        enter = "".join(f'echo 0 >"{group}/cgroup.procs"; ' for group in self._groups)
+        nspawn = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", f"--machine={name}"]
+        nspawn += [f"--directory={self.root}", "--console=pipe", "--link-journal=no", "--resolv-conf=copy-host"]
         self._nspawn = subprocess.Popen(
-            ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", f"--machine={name}",
-             f"--directory={self.root}", "--console=pipe", "--link-journal=no", "--resolv-conf=copy-host",
-             *(f"--bind-ro={path}" for path in binds)],
-            stdin=subprocess.DEVNULL, stdout=self._console, stderr=self._console, start_new_session=True,
+            ["/bin/sh", "-c", f'{enter}exec "$@"', "box", *nspawn, *(f"--bind-ro={path}" for path in binds)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._console,
+            stderr=self._console,
+            start_new_session=True,
             env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
-        )  # fmt: skip
+        )
         try:
             self._boot()
         except BaseException:
@@ -200,6 +224,8 @@ class Box:
                     os.kill(pid, signal.SIGKILL)
             self._nspawn.wait(10)
         self._console.close()
+        for group in self._groups:
+            _remove_group(group)
         for mount in (self.root, self._run / "fs"):
             subprocess.run(["umount", "-l", str(mount)], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(self._run, ignore_errors=True)
