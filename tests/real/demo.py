@@ -20,8 +20,10 @@ from tests.real.launches import NEXTN, configuration
 def agreed() -> bool:
     """Say what will be fetched, and ask."""
     say(f"SGLang {environment.VERSION} and what it needs will be fetched from the Python package registry:")
-    say(f"  about {environment.DOWNLOAD_GB} GB to download, {environment.DISK_GB} GB of disk while they are unpacked,")
-    say(f"  about 10 GB kept in {environment.cache()} ($QWEN_MTP_CACHE) for the next time. It takes minutes.")
+    say(
+        f"  about {environment.DOWNLOAD_GB} GB to download, which take {environment.INSTALLED_GB} GB in {environment.cache()}"
+    )
+    say("  ($QWEN_MTP_CACHE) and are kept there for the next time. It takes minutes.")
     if not sys.stdin.isatty():
         say("Nothing was fetched: say --yes where nobody can be asked.")
         return False

@@ -17,9 +17,10 @@ from pathlib import Path
 
 VERSION = "0.5.23"
 UV = "uv==0.13.9"
-DOWNLOAD_GB = 6
-DISK_GB = 14
-"""What the packages take when they are unpacked, the cache of downloads included while they are."""
+DOWNLOAD_GB = 5
+INSTALLED_GB = 10
+DISK_GB = 12
+"""What has to be free, with some room for what is being unpacked."""
 
 _HERE = Path(__file__).resolve().parent
 _LOCK = _HERE / "requirements.txt"
@@ -93,7 +94,10 @@ def ensure(say: Callable[[str], None] = lambda text: print(text, file=sys.stderr
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not installed():
             _check_room(base)
-            say(f"installing SGLang {VERSION} into {base / 'venv'}: fetches and unpacks about 10 GB, takes minutes")
+            say(
+                f"installing SGLang {VERSION} into {base / 'venv'}: "
+                f"about {DOWNLOAD_GB} GB are fetched and take {INSTALLED_GB} GB, which lasts minutes"
+            )
             _install(base, say)
         if not _current(made.model, _MODELS, _LOCK):
             say(f"making a tiny model in {made.model}")
