@@ -88,6 +88,30 @@ def _members() -> Iterator[str]:
         yield f"{escape(signature)}\n    {escape(text)}"
 
 
+def dbus_markdown() -> str:
+    """Render docs/dbus.md; a test keeps the file up to date."""
+    rows = []
+    kind = ""
+    for tag, signature, text in members():
+        if tag != kind:
+            kind = tag
+            title = {"property": "Properties", "signal": "Signals", "method": "Methods"}[tag]
+            rows.append(f"\n## {title}\n\n| member | meaning |\n| --- | --- |")
+        rows.append(f"| `{signature}` | {text} |")
+    return f"{_DBUS_HEAD}{chr(10).join(rows)}\n"
+
+
+_DBUS_HEAD = """\
+# org.qwenmtp.Supervisor1
+
+Made from `daemon/qwen_mtp/supervisor1.xml` by `python3 -m qwen_mtp.manual --dbus`; also a manual page, org.qwenmtp.Supervisor1(5).
+
+Bus name and interface `org.qwenmtp.Supervisor1`, object `/org/qwenmtp/Supervisor1`, on the system bus. Reading is open to everyone.
+The methods need root, the service's own user, or the polkit action `org.qwenmtp.Supervisor1.restart` or `….diagnose`. Names that end in
+USec are microseconds of CLOCK_REALTIME, 0 where unknown. Changes are announced by PropertiesChanged, several together, twice a second
+at most. The name is not activatable: asking for the state must not start the service.
+"""
+
 SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
     "SETTINGS": _settings,
     "PHASE_TIMEOUTS": _phase_timeouts,
@@ -114,4 +138,7 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--dbus"]:
+        sys.stdout.write(dbus_markdown())
+        sys.exit()
     main(Path(sys.argv[1]), Path(sys.argv[2]))

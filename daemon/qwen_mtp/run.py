@@ -137,7 +137,7 @@ class Run:
         self._ended_at = time.monotonic()
         left = self._containment.pids()
         if left and not self._ended_by:
-            structlog.get_logger().warning(
+            structlog.get_logger().info(
                 "leftovers-killed",
                 message=f"SGLang ended ({outcome}) and left {len(left)} processes behind; killing them",
                 pids=" ".join(map(str, left)),
