@@ -104,12 +104,14 @@ def dbus_markdown() -> str:
 _DBUS_HEAD = """\
 # org.qwenmtp.Supervisor1
 
-Made from `daemon/qwen_mtp/supervisor1.xml` by `python3 -m qwen_mtp.manual --dbus`; also a manual page, org.qwenmtp.Supervisor1(5).
+Made from `daemon/qwen_mtp/supervisor1.xml` by `python3 -m qwen_mtp.manual --dbus`; also a manual page,
+org.qwenmtp.Supervisor1(5).
 
-Bus name and interface `org.qwenmtp.Supervisor1`, object `/org/qwenmtp/Supervisor1`, on the system bus. Reading is open to everyone.
-The methods need root, the service's own user, or the polkit action `org.qwenmtp.Supervisor1.restart` or `….diagnose`. Names that end in
-USec are microseconds of CLOCK_REALTIME, 0 where unknown. Changes are announced by PropertiesChanged, several together, twice a second
-at most. The name is not activatable: asking for the state must not start the service.
+Bus name and interface `org.qwenmtp.Supervisor1`, object `/org/qwenmtp/Supervisor1`, on the system bus. Reading
+is open to everyone. The methods need root, the service's own user, or the polkit action
+`org.qwenmtp.Supervisor1.restart` or `….diagnose`. Names that end in USec are microseconds of CLOCK_REALTIME, 0
+where unknown. Changes are announced by PropertiesChanged, several together, twice a second at most. The name is
+not activatable: asking for the state must not start the service.
 """
 
 SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
