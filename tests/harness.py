@@ -34,13 +34,13 @@ class PrivateBus:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "bus"
         self.address = f"unix:path={self.path}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         """Start it, and return when it listens."""
         self.path.unlink(missing_ok=True)
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             ["dbus-daemon", "--session", f"--address={self.address}", "--nofork", "--nopidfile", "--nosyslog"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -48,16 +48,16 @@ class PrivateBus:
         )
         end = time.monotonic() + 20
         while not self.path.exists():
-            if self._process.poll() is not None or time.monotonic() > end:
+            if self.process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError("dbus-daemon did not start")
             time.sleep(0.01)
 
     def kill(self) -> None:
         """End it as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
 
 
 class Daemon:

@@ -36,6 +36,7 @@ MAX_REASON = 200
 
 _INTERVAL = 0.5
 _RETRY_FIRST, _RETRY_MAX = 0.5, 5.0
+_CLOSE_SECONDS = 1.0
 _DO_NOT_QUEUE = 4  # D-Bus specification, RequestName: no replacement, no queue
 _PRIMARY_OWNER = (1, 4)
 _ALLOW_INTERACTION = 1  # polkit, CheckAuthorization
@@ -144,12 +145,18 @@ class Service:
         self._emit()
         connection = self._connection
         if connection is not None:
-            try:
-                connection.flush_sync(None)
-                connection.close_sync(None)
-            except GLib.Error as error:
-                self._log.debug("bus-close", message=error.message)
+            # On a thread that may be left behind: a stopped dbus-daemon would keep both waiting.
+            leaving = threading.Thread(target=self._leave, args=(connection,), name="bus", daemon=True)
+            leaving.start()
+            leaving.join(_CLOSE_SECONDS)
         self._drop()
+
+    def _leave(self, connection: Gio.DBusConnection) -> None:
+        try:
+            connection.flush_sync(None)
+            connection.close_sync(None)
+        except GLib.Error as error:
+            self._log.debug("bus-close", message=error.message)
 
     # -- announcing -------------------------------------------------------------------------------
 

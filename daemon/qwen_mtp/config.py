@@ -29,6 +29,7 @@ _TABLES = ("sglang", "args", "env", "supervisor")
 _OPTION = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_ARGS = ("api-key", "admin-api-key", "ssl-keyfile-password")
+_SECRET_ENV = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 _MODEL_ARGS = ("model-path", "model")
 
 
@@ -188,6 +189,12 @@ def _check(file: Path, tables: Mapping[str, Any], lines: Mapping[KeyPath, int]) 
     for name, value in tables.get("env", {}).items():
         if not _ENV_NAME.fullmatch(name):
             raise fail(("env", name), "is no name of an environment variable")
+        if name in _SECRET_ENV:
+            raise fail(
+                ("env", name),
+                "a secret must not stand here; store it as the credential /etc/credstore/qwen-mtp.hf-token "
+                "(see qwen-mtp.toml(5), SECRETS)",
+            )
         if not isinstance(value, str):
             raise fail(("env", name), f'must be text: write {name} = "{_plain(value)}"')
         if "\0" in value:

@@ -355,3 +355,14 @@ exit 3
         assert "server_args={'api-key': " in daemon.log()
         assert "[masked]" in daemon.log()
     assert "456789abcdef" not in daemon.log()
+
+
+def test_a_stopped_bus_does_not_keep_it_from_ending(tmp_path: Path, port: int) -> None:
+    with Daemon(tmp_path, config(port=port)) as daemon:
+        daemon.wait_state("ready")
+        assert daemon.bus.process is not None
+        daemon.bus.process.send_signal(signal.SIGSTOP)
+        try:
+            assert daemon.stop(20) == 0
+        finally:
+            daemon.bus.process.send_signal(signal.SIGCONT)

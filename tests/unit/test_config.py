@@ -149,6 +149,7 @@ ERRORS = {
     "bad toml": ("[args]\nport = \n", "{f}:2: no valid TOML: Invalid value (column 8)"),
     "duplicate": ("[args]\nport = 1\nport = 2\n", "{f}:3: no valid TOML: Cannot overwrite a value (column 9)"),
     "open string": ("[args]\n\nx = '''abc\n", "{f}:4: no valid TOML: Expected \"'''\""),
+    "token": ('[env]\nHF_TOKEN = "x"\n', "{f}:2: [env] HF_TOKEN: a secret must not stand here; store it as the credential /etc/credstore/qwen-mtp.hf-token (see qwen-mtp.toml(5), SECRETS)"),
     "nul": ('[env]\nX = "a\\u0000b"\n', "{f}:2: [env] X: holds a NUL character"),
 }  # fmt: skip
 
