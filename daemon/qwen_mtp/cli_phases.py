@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from qwen_mtp.grammar import stamp
-from qwen_mtp.launch import Launch
+from qwen_mtp.launch import Facts, Launch
 from qwen_mtp.logfile import STARTED, read_lines, without_prefixes
 from qwen_mtp.snapshot import Span
 from qwen_mtp.states import Phase
@@ -144,7 +144,7 @@ def _print(reader: Reader) -> None:
     if launch.bind_error:
         print(f"the port could not be bound: {launch.bind_error}")
     for name, value in asdict(launch.facts).items():
-        if value not in ("", 0, {}, 0.0):
+        if value != getattr(Facts(), name):
             text = (
                 ", ".join(f"rank {rank}: {amount}" for rank, amount in value.items())
                 if isinstance(value, dict)

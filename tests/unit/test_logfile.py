@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from qwen_mtp.cli import main
 from qwen_mtp.cli_phases import as_json, read
 from qwen_mtp.logfile import read_lines, strip_ansi, without_prefixes
 
@@ -104,3 +105,28 @@ def test_lines_of_a_large_file_come_one_by_one() -> None:
     lines = read_lines(source)  # type: ignore[arg-type]
     assert len(next(lines)) == 1000
     assert source.reads == 1
+
+
+def test_the_command_prints_phases_facts_and_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["phases", str(RECORDINGS / "0.5.11/90-27b-mtp-success/log")]) == 0
+    text = capsys.readouterr().out
+    assert "    10.0 s  weights                     15/15     7.0 s\n" in text
+    assert "last phase: ready\n" in text
+    assert "weight-memory: rank 0: 51.05\n" in text
+    assert main(["phases", str(RECORDINGS / "0.5.11/53-port-in-use/log")]) == 0
+    text = capsys.readouterr().out
+    assert "last phase: http, not ready\n" in text
+    assert "the port could not be bound: [Errno 98]" in text
+    (tmp_path / "empty").touch()
+    assert main(["phases", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == "spawn\n\nlast phase: spawn, not ready\n"
+
+
+@pytest.mark.parametrize(("name", "words"), [("none", "No such file or directory"), ("", "Is a directory")])
+def test_a_log_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
+    assert main(["phases", str(tmp_path / name)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.rstrip().endswith(words)
+    assert captured.err.count("\n") == 1
