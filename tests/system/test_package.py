@@ -39,6 +39,21 @@ def test_a_start_without_a_model_says_so_and_is_not_retried(service: Service) ->
     assert "no model is named" in service.status()
 
 
+def next_version(box: Box) -> str:
+    """Make a package of a higher version, with another conffile, out of the one that was built."""
+    box.run("dpkg-deb", "-R", f"/root/{package().name}", "/root/next")
+    for file, old, new in (
+        ("DEBIAN/control", "Version: 0.1.0", "Version: 0.1.0+next"),
+        ("etc/qwen-mtp/qwen-mtp.toml", "# Configuration of qwen-mtp", "# New configuration of qwen-mtp"),
+    ):
+        path = box.root / "root/next" / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+    box.run("dpkg-deb", "--root-owner-group", "-b", "/root/next", "/root/next.deb")
+    return "/root/next.deb"
+
+
 def test_an_upgrade_keeps_the_running_model_and_the_edited_conffile(service: Service) -> None:
     box = service.box
     service.configure()
@@ -48,9 +63,14 @@ def test_an_upgrade_keeps_the_running_model_and_the_edited_conffile(service: Ser
     original = conffile.read_text()
     try:
         conffile.write_text(original + "\n# edited by the administrator\n")
-        box.run("apt-get", "install", "-y", "--reinstall", "--no-install-recommends", f"./{package().name}")
+        keep = ("-o", "Dpkg::Options::=--force-confold")
+        box.run("apt-get", "install", "-y", "--no-install-recommends", *keep, next_version(box))
+        assert box.run("dpkg-query", "-W", "-f", "${Version}", "qwen-mtp") == "0.1.0+next"
         assert conffile.read_text().endswith("# edited by the administrator\n")
         assert service.show("MainPID", "ActiveState") == {"MainPID": before, "ActiveState": "active"}
         assert service.get("State") == ['s "ready"']
+        service.box.run("systemctl", "restart", "qwen-mtp")
+        assert service.show("MainPID")["MainPID"] != before
     finally:
         conffile.write_text(original)
+        box.run("apt-get", "install", "-y", "--allow-downgrades", "--no-install-recommends", f"./{package().name}")
