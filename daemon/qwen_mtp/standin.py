@@ -28,7 +28,8 @@ from qwen_mtp.standin_http import Server, log_line
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _BOUND = b"Uvicorn running on"
-_READY = b"The server is fired up and ready to roll!"
+_READY = (b"The server is fired up and ready to roll!", b"Dummy health check server started")
+"""Lines after which SGLang serves; the second is that of a node of rank above 0."""
 FLOOD_LINE = b"[2026-12-01 00:00:00] flood of lines that say nothing".ljust(139, b".") + b"\n"
 _GARBAGE = (
     b"\x00NUL \xff\xfe bad UTF-8 \x1b[31mred\x1b[0m <3>prefix\r\n" + b"x" * 10_000_000 + b"\n\rbar 1/2\rbar 2/2\n"
@@ -121,7 +122,7 @@ class StandIn:
             if _BOUND in data and not self._bind():
                 return self._linger()
             _write(1 if stream == "stdout" else 2, self._with_port(data))
-            if _READY in data:
+            if any(mark in data for mark in _READY):
                 self._became_ready()
                 if self._serves_on():
                     stopping = True
@@ -138,7 +139,8 @@ class StandIn:
 
     def _serves_on(self) -> bool:
         """Whether what follows in the recording was the recorder's doing: then serve, rather than replay it."""
-        rest = self._recording.log.partition(_READY)[2]
+        log = self._recording.log
+        rest = log[max(log.find(mark) for mark in _READY) :]
         return self._recording.ended_by_recorder or b"SIGTERM received" in rest or self._recording.returncode == 0
 
     def _with_port(self, data: bytes) -> bytes:

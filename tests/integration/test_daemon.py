@@ -122,6 +122,19 @@ def test_a_server_that_is_not_ours_does_not_make_it_ready(tmp_path: Path, port: 
         assert "phase ready after" in daemon.events()
 
 
+def test_a_node_of_higher_rank_is_ready_when_its_health_endpoint_answers(tmp_path: Path, port: int) -> None:
+    more = 'nnodes = 2\nnode-rank = 1\ndist-init-addr = "192.0.2.1:5000"\n'
+    with Daemon(tmp_path, config("0.5.23/serve-multinode-rank1", port=port, more=more)) as daemon:
+        daemon.wait_state("ready")
+        assert daemon.stop() == 0
+
+
+def test_ready_may_ask_for_a_generated_token_too(tmp_path: Path, port: int) -> None:
+    with Daemon(tmp_path, config(port=port, more="[supervisor]\nready-generate = true\n")) as daemon:
+        daemon.wait_state("ready")
+        assert '"POST /generate HTTP/1.1" 200 OK' in daemon.log()
+
+
 def test_a_request_over_d_bus_restarts_it(tmp_path: Path, port: int) -> None:
     with Daemon(tmp_path, config(port=port)) as daemon:
         daemon.wait_state("ready")
