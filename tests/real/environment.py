@@ -156,5 +156,15 @@ def _run(command: list[Path | str]) -> None:
         raise EnvironmentUnavailableError(f"{' '.join(map(str, command))} failed:\n{last}")
 
 
+def main() -> int:
+    """Make the environment and print its interpreter."""
+    try:
+        print(ensure().python)
+    except EnvironmentUnavailableError as error:
+        print(f"SGLang cannot be installed here: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(ensure().python)
+    sys.exit(main())
