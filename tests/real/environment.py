@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,7 +149,7 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
     (venv / "made-of").write_text(_digest(_LOCK))
 
 
-def _run(command: list[Path | str]) -> None:
+def _run(command: Sequence[Path | str]) -> None:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip())[-2000:]
