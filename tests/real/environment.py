@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def ensure(say: Callable[[str], None] = lambda text: print(text, file=sys.stderr
         if not _current(made.model, _MODELS, _LOCK):
             say(f"making a tiny model in {made.model}")
             shutil.rmtree(made.model, ignore_errors=True)
-            _run([made.python, "-I", _MODELS, made.model])
+            _run(made.python, "-I", _MODELS, made.model)
             (made.model / "made-of").write_text(_digest(_MODELS, _LOCK))
     return made
 
@@ -119,10 +119,10 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
     venv, tool, downloads = base / "venv", base / "uv", base / "downloads"
     shutil.rmtree(venv, ignore_errors=True)
     if not (tool / "bin/uv").exists():
-        _run([sys.executable, "-m", "venv", "--clear", tool])
-        _run([tool / "bin/pip", "install", "--quiet", "--disable-pip-version-check", UV])
+        _run(sys.executable, "-m", "venv", "--clear", tool)
+        _run(tool / "bin/pip", "install", "--quiet", "--disable-pip-version-check", UV)
     uv = tool / "bin/uv"
-    _run([uv, "venv", "--quiet", "--python", sys.executable, venv])
+    _run(uv, "venv", "--quiet", "--python", sys.executable, venv)
     # The list is complete, so nothing is resolved; and nothing is compiled, for which a compiler might be missing.
     command = [
         uv,
@@ -138,7 +138,7 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
     command += ["--cache-dir", downloads, "--link-mode", "hardlink", "--requirement", _LOCK]
     for attempt in range(1, _TRIES + 1):
         try:
-            _run(command)
+            _run(*command)
             break
         except EnvironmentUnavailableError as error:
             if attempt == _TRIES:
@@ -149,11 +149,12 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
     (venv / "made-of").write_text(_digest(_LOCK))
 
 
-def _run(command: Sequence[Path | str]) -> None:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+def _run(*words: Path | str) -> None:
+    command = [*map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip())[-2000:]
-        raise EnvironmentUnavailableError(f"{' '.join(map(str, command))} failed:\n{last}")
+        raise EnvironmentUnavailableError(f"{' '.join(command)} failed:\n{last}")
 
 
 def main() -> int:
