@@ -124,7 +124,7 @@ def _install(base: Path, say: Callable[[str], None]) -> None:
     uv = tool / "bin/uv"
     _run(uv, "venv", "--quiet", "--python", sys.executable, venv)
     # The list is complete, so nothing is resolved; and nothing is compiled, for which a compiler might be missing.
-    command = [
+    command: list[Path | str] = [
         uv,
         "pip",
         "install",
