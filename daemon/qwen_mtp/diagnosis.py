@@ -47,7 +47,7 @@ class Evidence:
     """The line that a diagnosis rests on.
 
     Attributes:
-        line: its number in SGLang's output of this launch, from 1; 0 where no line says it.
+        line: its number in SGLang's output of this launch, from 1, as editors count; 0 where no line says it.
         text: the line without its time stamp, shortened to 500 characters.
         process: who printed it: `"scheduler TP0"`, `"detokenizer"`, `"parent"`, or empty.
     """

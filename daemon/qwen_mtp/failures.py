@@ -117,8 +117,14 @@ class Collector:
         self._record = ""
 
     def feed(self, line: str) -> None:
-        """Take the next line, without line end, colours and foreign prefixes."""
-        self._number += 1
+        """Take the next line, without line end, colours and foreign prefixes.
+
+        A carriage return in front marks a bar that redraws its line: not a line of its own.
+        """
+        if line.startswith("\r"):
+            line = line.lstrip("\r")
+        else:
+            self._number += 1
         stamped = None
         if line.startswith("[20"):
             if line.startswith(_CHATTY, line.find("] ", 20, 60) + 2):

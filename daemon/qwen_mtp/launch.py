@@ -137,12 +137,13 @@ class Launch:
         """Take the next line.
 
         Args:
-            line: text without line end and colours.
+            line: text without line end and colours; a carriage return in front marks a redrawn bar.
             at: when it was printed, in seconds since the spawn.
 
         Returns:
             Whether anything changed that a report shows.
         """
+        line = line.lstrip("\r")
         changed = False
         if self.phase is Phase.SPAWN and (stamp(line) or _RESOLVING.search(line)):
             changed = self._enter(Phase.ARGUMENTS, None, at)

@@ -193,8 +193,9 @@ class Forwarder:
 class LineCutter:
     r"""Cuts the stream into lines for interpretation, each drawing of a bar being one.
 
-    Lines are decoded as UTF-8 with U+FFFD for what is not, and cut at `MAX_LINE` bytes. Empty lines
-    and those between `\r` and `\n` are left out.
+    Lines are decoded as UTF-8 with U+FFFD for what is not, and cut at `MAX_LINE` bytes. A drawing keeps the
+    `\r` in front: it redraws the line that it stands on and is no new one, so that lines can be counted as
+    editors and grep count them. For the same reason empty lines are returned, too.
     """
 
     def __init__(self) -> None:
@@ -210,19 +211,19 @@ class LineCutter:
             drained: whether the pipe is empty now; then an unfinished drawing of a bar counts as a line.
         """
         if b"\r" in data:
-            # Kept in front of a drawing, so that an unfinished one can be told from an unfinished line.
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n\r")
         pieces = data.split(b"\n")
         pieces[0] = self._rest + pieces[0]
         if self._skipping and len(pieces) > 1:
             self._skipping = False
-            pieces[0] = b""
+            del pieces[0]  # the end of a line whose beginning was returned
         self._rest = pieces.pop()
         lines = []
         for piece in pieces:
-            text = piece.strip(b"\r")
-            if text and piece != self._shown:
-                lines.append(text[:MAX_LINE].decode("utf-8", "replace"))
+            if piece not in (b"\r", self._shown):
+                lines.append(piece[:MAX_LINE].decode("utf-8", "replace"))
+            elif not piece:
+                lines.append("")
             self._shown = b""
         if len(self._rest) > MAX_LINE:
             if not self._skipping:
@@ -230,18 +231,16 @@ class LineCutter:
             self._skipping, self._rest = True, b""
         elif self._skipping:
             self._rest = b""
-        elif (
-            drained
-            and self._rest.startswith(b"\r")
-            and 1 < len(self._rest) <= MAX_DRAWING
-            and self._rest != self._shown
-        ):
+        elif drained and self._is_drawing() and self._rest != self._shown:
             self._shown = self._rest
-            lines.append(self._rest.strip(b"\r").decode("utf-8", "replace"))
+            lines.append(self._rest.decode("utf-8", "replace"))
         return lines
 
     def flush(self) -> list[str]:
         """End the stream: return the last line if it had no end."""
-        text, shown = self._rest.strip(b"\r"), self._rest == self._shown
+        last = self._rest if self._rest not in (b"", b"\r", self._shown) else b""
         self._rest, self._skipping, self._shown = b"", False, b""
-        return [text.decode("utf-8", "replace")] if text and not shown else []
+        return [last.decode("utf-8", "replace")] if last else []
+
+    def _is_drawing(self) -> bool:
+        return self._rest.startswith(b"\r") and 1 < len(self._rest) <= MAX_DRAWING

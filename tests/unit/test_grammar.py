@@ -147,8 +147,7 @@ def recorded_lines() -> set[str]:
     lines: set[str] = set()
     for log in RECORDINGS.glob("*/*/log"):
         cutter = LineCutter()
-        lines.update(cutter.feed(log.read_bytes()))
-        lines.update(cutter.flush())
+        lines.update(line.lstrip("\r") for line in cutter.feed(log.read_bytes()) + cutter.flush())
     return lines
 
 

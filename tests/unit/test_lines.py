@@ -113,18 +113,32 @@ def cut(parts: list[bytes]) -> list[str]:
     return lines + cutter.flush()
 
 
+def lines_of(data: bytes) -> list[str]:
+    """What the cutter must make of a stream, said in another way."""
+    found = []
+    for line in data.replace(b"\r\n", b"\n").split(b"\n"):
+        text, *drawings = line.split(b"\r")
+        found += [text, *(b"\r" + drawing for drawing in drawings if drawing)]
+    if not line:
+        found.pop()  # behind the last line end there is no line
+    return [line.decode("utf-8", "replace") for line in found]
+
+
 @given(noisy, cuts)
 def test_lines_do_not_depend_on_how_reads_cut_them(data: bytes, at: list[int]) -> None:
-    whole = [line.decode("utf-8", "replace") for line in data.replace(b"\r", b"\n").split(b"\n") if line]
-    assert cut([data]) == whole
-    # A lone \r at the end of a read may or may not belong to a \r\n; both give the same lines.
-    assert cut(pieces(data, at)) == whole
+    assert cut([data]) == lines_of(data)
+    assert [line for line in cut(pieces(data, at)) if line] == [line for line in lines_of(data) if line]
+
+
+@given(plain, cuts)
+def test_lines_are_counted_as_line_ends_are(data: bytes, at: list[int]) -> None:
+    assert len(cut(pieces(data, at))) == len(lines_of(data))
 
 
 def test_an_unfinished_drawing_counts_once() -> None:
     cutter = LineCutter()
-    assert cutter.feed(b"\r 7% 1/15") == [" 7% 1/15"]
-    assert cutter.feed(b"\r13% 2/15") == ["13% 2/15"]
+    assert cutter.feed(b"\r 7% 1/15") == ["", "\r 7% 1/15"]
+    assert cutter.feed(b"\r13% 2/15") == ["\r13% 2/15"]
     assert cutter.feed(b"\n") == []
     assert cutter.feed(b"unfinished") == []
     assert cutter.feed(b" line\n") == ["unfinished line"]
