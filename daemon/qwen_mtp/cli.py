@@ -26,6 +26,8 @@ class _Command(NamedTuple):
 
 COMMANDS = (
     _Command("phases", "read the start-up phases out of a saved SGLang log", "qwen_mtp.cli_phases"),
+    _Command("classify", "say why the SGLang of a saved log ended, and what to do", "qwen_mtp.cli_classify"),
+    _Command("explain", "explain a failure class, a rule or a MESSAGE_ID", "qwen_mtp.cli_explain"),
     _Command("config", "show the configuration as it is read, and what SGLang would be given", "qwen_mtp.cli_config"),
 )
 """Each module has `describe(parser)`, which adds arguments and help, and `run(arguments) -> int`."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
-from qwen_mtp.grammar import stamp
-from qwen_mtp.launch import Facts, Launch
-from qwen_mtp.logfile import STARTED, read_lines, without_prefixes
+from qwen_mtp.launch import Facts
+from qwen_mtp.savedlog import Reader, open_log
 from qwen_mtp.snapshot import Span
 from qwen_mtp.states import Phase
 
@@ -31,57 +28,6 @@ examples:
   journalctl -u qwen-mtp -b | qwen-mtp phases -
   qwen-mtp phases --json sglang.log | jq .last_phase"""
 
-_FIRST_LINE = "'python -m sglang.launch_server' is still supported"
-
-
-class Reader:
-    """Folds a log, starting anew with each launch that begins in it."""
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self.launch = Launch()
-        self.timed = False
-        self._zero: datetime | None = None
-        self._at = 0.0
-        self._arguments = False
-
-    def feed(self, line: str) -> None:
-        """Take the next line, without foreign prefix."""
-        if self._starts_anew(line):
-            self._begin()
-        if line == STARTED:
-            return
-        if text := stamp(line):
-            try:
-                time = datetime.fromisoformat(text)
-            except ValueError:
-                time = None
-            if time is not None:
-                self._zero = self._zero or time
-                self._at = max(self._at, (time - self._zero).total_seconds())
-                self.timed = True
-        if "server_args=" in line:
-            self._arguments = True
-        self.launch.feed(line, self._at)
-
-    def _starts_anew(self, line: str) -> bool:
-        """Whether another launch begins: the supervisor says so, or what a launch prints once comes again."""
-        if line == STARTED:
-            return True
-        if _FIRST_LINE in line or line.startswith("usage: "):
-            return self.launch.phase not in (Phase.SPAWN, Phase.ARGUMENTS)
-        return self._arguments and "server_args=" in line and stamp(line) != ""
-
-
-def read(lines: Iterable[str]) -> Reader:
-    """Read a whole log."""
-    reader = Reader()
-    for line in without_prefixes(lines):
-        reader.feed(line)
-    return reader
-
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """Add arguments and help."""
@@ -94,11 +40,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the phases; returns the exit status."""
     try:
-        if arguments.file == "-":
-            reader = read(read_lines(sys.stdin.buffer))
-        else:
-            with open(arguments.file, "rb") as file:
-                reader = read(read_lines(file))
+        reader = open_log(arguments.file)
     except OSError as error:
         print(f"qwen-mtp: {arguments.file}: {error.strerror}", file=sys.stderr)
         return 1

@@ -102,13 +102,14 @@ class Collector:
 
     Args:
         catalogue: the rules.
+        lines_before: number of the line before the first one, where a log holds several launches.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, lines_before: int = 0) -> None:
         self._catalogue = catalogue
         self._needles = tuple(dict.fromkeys(rule.needle for rule in catalogue.line_rules))
         self._findings: list[_Finding] = []
-        self._number = 0
+        self._number = self._lines_before = lines_before
         self._records = 0
         self._traceback: _Traceback | None = None
         self._chain: tuple[bool, _Traceback] | None = None
@@ -158,6 +159,11 @@ class Collector:
         else:
             self._look(line, stamped)
 
+    def found_anything(self) -> bool:
+        """Tell whether the log, which has ended, names anything that may have ended SGLang."""
+        self._end_traceback()
+        return any(not item.overruled and (item.fatal or not self._survived(item)) for item in self._findings)
+
     def conclude(self, outcome: Outcome) -> Diagnosis:
         """Weigh what was found and how the process ended; to be called once, at the end."""
         self._end_traceback()
@@ -170,7 +176,7 @@ class Collector:
         ended = [
             _Finding(rule, _outcome_facts(outcome), Evidence(0, str(outcome)))
             for rule in self._catalogue.outcome_rules
-            if rule.when and rule.when.holds(_plain(outcome), silent=not self._number)
+            if rule.when and rule.when.holds(_plain(outcome), silent=self._number == self._lines_before)
         ]
         # The sort is stable: within a tier the log comes before the end, and what came first before the rest.
         ranked = sorted([*told, *ended], key=lambda item: item.rule.tier)

@@ -113,8 +113,8 @@ def run(directory: Path, port: int, config: str, launch: str, tokens: int) -> bo
                           "AcceptLength", "GenerationThroughput", "MainPID"))  # fmt: skip
         title("The phases of this launch, read out of the forwarded log (qwen-mtp phases)")
         sys.path.insert(0, str(ROOT / "daemon"))
-        from qwen_mtp.cli_phases import read
         from qwen_mtp.logfile import read_lines
+        from qwen_mtp.savedlog import read
 
         with open(daemon.output, "rb") as file:
             for span in read(read_lines(file)).launch.timeline:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from qwen_mtp.cli import main
-from qwen_mtp.cli_phases import as_json, read
+from qwen_mtp.cli_phases import as_json
 from qwen_mtp.logfile import read_lines, strip_ansi, without_prefixes
+from qwen_mtp.savedlog import read
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 LOG = list(read_lines(io.BytesIO((RECORDINGS / "0.5.11/90-27b-mtp-success/log").read_bytes())))
