@@ -13,7 +13,10 @@ from typing import Any
 
 from qwen_mtp.diagnosis import Outcome
 from qwen_mtp.states import FailureClass, Restart
-from qwen_mtp.tomlfile import TomlError, read
+from qwen_mtp.tomlfile import TomlError, lines_of_items, read
+
+RULES = Path("/etc/qwen-mtp/failures.d")
+"""Where the administrator's rules are."""
 
 _RULE_KEYS = {
     "id", "class", "exception", "frame", "header", "line", "needle", "when", "summary", "cause", "remedy",
@@ -164,6 +167,52 @@ def load(path: Path | None = None) -> Catalogue:
     return Catalogue(classes, rules)
 
 
+def load_with(directory: Path) -> tuple[Catalogue, list[str]]:
+    """Read the package's catalogue and the administrator's rules.
+
+    Args:
+        directory: `*.toml` in it hold `[[rule]]` tables, read in the order of their names. A rule of theirs is
+            tried before the package's, and one with the id of another takes its place.
+
+    Returns:
+        The catalogue, and one line for each rule or file that was left out because it is wrong. A broken
+        rule costs itself alone: it must not keep the service from starting.
+    """
+    base = load()
+    restarts = {entry.failure_class: entry.restart for entry in base.classes}
+    added: dict[str, Rule] = {}
+    problems: list[str] = []
+    try:
+        files = sorted(file for file in directory.iterdir() if file.suffix == ".toml" and file.name[0] != ".")
+    except FileNotFoundError:
+        return base, problems
+    except OSError as error:
+        return base, [f"{directory}: cannot be read: {error.strerror}"]
+    for file in files:
+        try:
+            tables, _ = read(file)
+            lines = lines_of_items(file.read_text(encoding="utf-8-sig"), "rule")
+        except TomlError as error:
+            problems.append(f"{file}:{error.line}: {error}" if error.line else f"{file}: {error}")
+            continue
+        unknown = sorted(set(tables) - {"rule"})
+        problems += [f"{file}: unknown table [{name}]; rules are [[rule]]" for name in unknown]
+        entries = tables.get("rule", [])
+        if not isinstance(entries, list):
+            problems.append(f"{file}: write [[rule]] with two brackets")
+            continue
+        for number, entry in enumerate(entries):
+            try:
+                rule = _rule(file, entry, restarts)
+            except CatalogueError as error:
+                line = f":{lines[number]}" if number < len(lines) else ""
+                problems.append(str(error).replace(str(file), f"{file}{line}", 1))
+                continue
+            added[rule.id] = rule
+    rules = [*added.values(), *(rule for rule in base.rules if rule.id not in added)]
+    return Catalogue(base.classes, rules), problems
+
+
 def _class(path: Path, entry: Mapping[str, Any]) -> ClassEntry:
     try:
         return ClassEntry(
@@ -178,6 +227,13 @@ def _rule(path: Path, entry: Mapping[str, Any], restarts: Mapping[FailureClass, 
 
     def fail(message: str) -> CatalogueError:
         return CatalogueError(f"{path}: rule {name}: {message}")
+
+    if not isinstance(name, str) or "id" not in entry:
+        raise fail("id must be a text")
+    for key, value in entry.items():
+        wanted = {"tier": (int,), "confidence": (int, float), "when": (dict,)}.get(key, (str,))
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise fail(f"{key} must be {'a number' if int in wanted else 'a table' if dict in wanted else 'a text'}")
 
     if unknown := set(entry) - _RULE_KEYS:
         raise fail(f"unknown key {sorted(unknown)[0]}")
@@ -200,10 +256,13 @@ def _rule(path: Path, entry: Mapping[str, Any], restarts: Mapping[FailureClass, 
         texts = {key: str(entry[key]) for key in ("summary", "cause", "remedy")}
         restart = Restart(entry["restart"]) if "restart" in entry else restarts[failure_class]
         when = _when(entry["when"]) if "when" in entry else None
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise fail(f"{error} is missing or not known") from None
     for key, text in texts.items():
-        used = {found for _, found, _, _ in string.Formatter().parse(text) if found}
+        try:
+            used = {found for _, found, _, _ in string.Formatter().parse(text) if found}
+        except ValueError as error:
+            raise fail(f"{key} is no template: {error}; write {{{{ and }}}} for braces") from None
         if unknown := used - groups:
             raise fail(f"{key} uses {{{sorted(unknown)[0]}}}, which no pattern captures")
     return Rule(

@@ -8,8 +8,8 @@ import signal
 import sys
 from typing import Any
 
+from qwen_mtp.catalogue import RULES, load_with
 from qwen_mtp.diagnosis import Diagnosis, Outcome
-from qwen_mtp.failures import load_catalogue
 from qwen_mtp.savedlog import open_log
 from qwen_mtp.states import Phase
 
@@ -51,7 +51,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis; returns the exit status."""
-    catalogue = load_catalogue()
+    catalogue, problems = load_with(RULES)
+    for problem in problems:
+        print(f"qwen-mtp: {problem}; the rule is left out", file=sys.stderr)
     try:
         reader = open_log(arguments.file, catalogue)
     except OSError as error:

@@ -7,8 +7,7 @@ import string
 import sys
 from inspect import cleandoc
 
-from qwen_mtp.catalogue import fill
-from qwen_mtp.failures import Catalogue, load_catalogue
+from qwen_mtp.catalogue import RULES, Catalogue, fill, load_with
 from qwen_mtp.messages import EVENTS
 from qwen_mtp.states import FailureClass, Restart
 
@@ -37,7 +36,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation; returns the exit status."""
-    catalogue = load_catalogue()
+    catalogue, problems = load_with(RULES)
+    for problem in problems:
+        print(f"qwen-mtp: {problem}; the rule is left out", file=sys.stderr)
     if arguments.what is None:
         for entry in catalogue.classes:
             print(f"{entry.failure_class.value:20} {entry.restart.value:8} {entry.sentence}")

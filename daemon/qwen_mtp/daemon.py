@@ -13,10 +13,10 @@ import structlog
 from gi.repository import GLib
 
 from qwen_mtp import __version__, credentials, journal, loop
+from qwen_mtp.catalogue import Catalogue, load_with
 from qwen_mtp.command import Directories
 from qwen_mtp.config import DEFAULT_PATH, Config, ConfigError, load
 from qwen_mtp.containment import contain
-from qwen_mtp.failures import load_catalogue
 from qwen_mtp.history import History
 from qwen_mtp.job import Job, prepare
 from qwen_mtp.notify import Notifier
@@ -68,13 +68,20 @@ def _prepare(path: Path) -> tuple[Config, Job]:
     return config, prepare(config, secrets, Directories.from_environment(os.environ))
 
 
-def _serve(config: Config, job: Job, notifier: Notifier) -> int:
+def _catalogue(directory: Path) -> Catalogue:
+    catalogue, problems = load_with(directory)
+    for problem in problems:
+        structlog.get_logger().warning("rule-refused", message=f"{problem}; the rule is left out")
+    return catalogue
+
+
+def _serve(path: Path, config: Config, job: Job, notifier: Notifier) -> int:
     main_loop = GLib.MainLoop()
     sink = Sink(journal.sglang_sink())
     supervisor = Supervisor(
         job,
         config.supervisor,
-        load_catalogue(),
+        _catalogue(path.with_name("failures.d")),
         contain(),
         sink,
         notifier,
@@ -122,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sender.close()
             sender = journal.configure(config.supervisor.log_level)
         log.info("supervisor-started", message=f"qwen-mtpd {__version__}", version=__version__)
-        return _serve(config, job, notifier)
+        return _serve(arguments.config, config, job, notifier)
     except ConfigError as error:
         log.error("configuration-refused", message=str(error), file=error.path, line=error.line, key=error.key)
         notifier.failed(str(error), "org.qwenmtp.Error.Configuration")

@@ -82,6 +82,11 @@ def lines_of_keys(text: str) -> dict[KeyPath, int]:
     return found
 
 
+def lines_of_items(text: str, name: str) -> list[int]:
+    """Find the line of each `[[name]]` of a valid TOML text, in order."""
+    return [line for line, statement in _statements(text) if re.match(rf"\[\[\s*{re.escape(name)}\s*\]\]", statement)]
+
+
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     """Yield each statement with the line that it begins on, values over several lines being one statement."""
     position, line = 0, 1

@@ -379,3 +379,16 @@ def test_a_stopped_bus_does_not_keep_it_from_ending(tmp_path: Path, port: int) -
             assert daemon.stop(20) == 0
         finally:
             daemon.bus.process.send_signal(signal.SIGCONT)
+
+
+def test_a_broken_rule_of_the_administrator_is_named_and_a_good_one_counts(tmp_path: Path) -> None:
+    (tmp_path / "failures.d").mkdir()
+    (tmp_path / "failures.d/site.toml").write_text(
+        '[[rule]]\nid = "bad"\nclass = "no-such-class"\nline = "x"\nneedle = "x"\nsummary = "s"\ncause = "c"\nremedy = "r"\n'
+        '[[rule]]\nid = "site"\nclass = "disk-full"\nneedle = "quota"\nline = "quota of (?P<who>[a-z]+)"\n'
+        'summary = "the quota of {who} is used up"\ncause = "c"\nremedy = "Tidy up."\nrestart = "never"\n'
+    )
+    with Daemon(tmp_path, script(tmp_path, "echo 'quota of models exceeded'; exit 1")) as daemon:
+        assert daemon.wait_end() == 69
+        assert daemon.statuses()[-1] == "disk-full: the quota of models is used up. Tidy up."
+        assert f"{tmp_path}/failures.d/site.toml:1: rule bad: 'no-such-class'" in daemon.events()

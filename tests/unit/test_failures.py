@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen_mtp.catalogue import CatalogueError, fill, load
+from qwen_mtp.catalogue import CatalogueError, fill, load, load_with
 from qwen_mtp.diagnosis import Diagnosis, Outcome
 from qwen_mtp.failures import MAX_FINDINGS, SURVIVED, Collector, load_catalogue
 from qwen_mtp.launch import Launch
@@ -423,3 +423,61 @@ def test_evidence_is_numbered_as_editors_number_lines(case: str) -> None:
     evidence = diagnose(*recorded(case)).evidence
     lines = (RECORDINGS / case / "log").read_bytes().decode().split("\n")
     assert evidence.text[:60] in lines[evidence.line - 1]
+
+
+# -- the administrator's rules ------------------------------------------------------------------------
+
+LICENCE = """\
+[[rule]]
+id = "licence-server"
+class = "gpu-unavailable"
+line = 'licence server (?P<host>\\S+) refused'
+needle = "licence server"
+summary = "the licence server {host} refused"
+cause = "Ours."
+remedy = "Call the help desk."
+restart = "never"
+"""
+
+
+def test_rules_of_the_administrator_come_first_and_replace_ours(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(LICENCE)
+    (tmp_path / "b.toml").write_text(
+        '[[rule]]\nid = "library-missing"\nclass = "disk-full"\nexception = "OSError: libavutil"\n'
+        'summary = "ours"\ncause = "c"\nremedy = "r"\n'
+    )
+    (tmp_path / ".hidden.toml").write_text("nonsense")
+    catalogue, problems = load_with(tmp_path)
+    assert problems == []
+    assert sum(rule.id == "library-missing" for rule in catalogue.rules) == 1
+    collector = Collector(catalogue)
+    collector.feed("[2026-12-01 06:00:37] licence server lic1 refused")
+    found = collector.conclude(FAILED)
+    assert (found.summary, found.restart) == ("the licence server lic1 refused", Restart.NEVER)
+    collector = Collector(catalogue)
+    for line in LIBAVUTIL:
+        collector.feed(line)
+    assert collector.conclude(FAILED).failure_class is FailureClass.DISK_FULL
+
+
+def test_a_broken_rule_is_named_with_its_line_and_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        f"# ours\n{LICENCE}\n[[rule]]\nid = 'bad'\nclass = 'crash'\nline = '('\nneedle = 'x'\n"
+    )
+    (tmp_path / "b.toml").write_text("[[rule]]\nid = ")
+    (tmp_path / "c.toml").write_text('[rules]\nx = 1\n[[rule]]\nid = "n"\nclass = "crash"\nline = 5\n')
+    (tmp_path / "d.toml").write_text('[rule]\nid = "n"\n')
+    catalogue, problems = load_with(tmp_path)
+    assert any(rule.id == "licence-server" for rule in catalogue.rules)
+    assert problems == [
+        f"{tmp_path}/a.toml:12: rule bad: line is no regular expression: missing ), unterminated subpattern at position 0",
+        f"{tmp_path}/b.toml:2: no valid TOML: Invalid value",
+        f"{tmp_path}/c.toml: unknown table [rules]; rules are [[rule]]",
+        f"{tmp_path}/c.toml:3: rule n: line must be a text",
+        f"{tmp_path}/d.toml: write [[rule]] with two brackets",
+    ]
+
+
+def test_no_directory_means_no_rules(tmp_path: Path) -> None:
+    catalogue, problems = load_with(tmp_path / "none")
+    assert (len(catalogue.rules), problems) == (len(CATALOGUE.rules), [])
