@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from qwen_mtp.command import Directories, Endpoint, argv, endpoint, environment
 from qwen_mtp.config import Config
@@ -26,6 +27,7 @@ class Job:
         endpoint: where it will serve.
         api_key: for probes; empty for none.
         secrets: byte strings to mask in its output.
+        args: its options as configured, by long name.
         model_path: value of --model-path.
         speculative_algorithm: as configured, before SGLang has said it.
         sglang_version: version of the installed SGLang, empty if not known.
@@ -38,6 +40,7 @@ class Job:
     endpoint: Endpoint
     api_key: str = ""
     secrets: tuple[bytes, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
     model_path: str = ""
     speculative_algorithm: str = ""
     sglang_version: str = ""
@@ -102,6 +105,7 @@ def prepare(config: Config, secrets: Secrets, directories: Directories) -> Job:
         endpoint=endpoint(config),
         api_key=secrets.api_key,
         secrets=secrets.masks,
+        args=config.args,
         model_path=config.model_path,
         speculative_algorithm=str(config.args.get("speculative-algorithm", "")),
         sglang_version=sglang_version(config.command, env),

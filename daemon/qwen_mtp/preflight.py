@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from qwen_mtp import checkpoint
 from qwen_mtp.command import Endpoint
 from qwen_mtp.diagnosis import Diagnosis, Evidence
 from qwen_mtp.ports import bind_error
@@ -25,7 +28,13 @@ def finding(
     return Diagnosis(failure_class, rule, summary, cause, remedy, restart, 1.0, Evidence(0, "", "preflight"))
 
 
-def check(argv: Sequence[str], env: Mapping[str, str], model_path: str, endpoint: Endpoint) -> Diagnosis | None:
+def check(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    model_path: str,
+    endpoint: Endpoint,
+    args: Mapping[str, Any],
+) -> Diagnosis | None:
     """Return the first thing that would make this launch fail, or None.
 
     Args:
@@ -33,8 +42,9 @@ def check(argv: Sequence[str], env: Mapping[str, str], model_path: str, endpoint
         env: SGLang's environment.
         model_path: value of --model-path.
         endpoint: where SGLang will listen.
+        args: SGLang's options, by long name.
     """
-    return _command(argv, env) or _model(model_path) or _port(endpoint)
+    return _command(argv, env) or _model(model_path, args) or _port(endpoint)
 
 
 def _command(argv: Sequence[str], env: Mapping[str, str]) -> Diagnosis | None:
@@ -56,7 +66,7 @@ def spawn_failed(error: SpawnError) -> Diagnosis:
     )
 
 
-def _model(model_path: str) -> Diagnosis | None:
+def _model(model_path: str, args: Mapping[str, Any]) -> Diagnosis | None:
     # Only absolute paths: anything else may be the name of a repository. SGLang takes a missing path for
     # one too, and fails half a minute later: "Repo id must be in the form" (0.5.11/20-model-path-missing).
     if not os.path.isabs(model_path):
@@ -90,7 +100,7 @@ def _model(model_path: str) -> Diagnosis | None:
             "Check the mount that holds the model.",
             Restart.SLOW,
         )
-    return None
+    return checkpoint.check(Path(model_path), args) if os.path.isdir(model_path) else None
 
 
 def _port(endpoint: Endpoint) -> Diagnosis | None:

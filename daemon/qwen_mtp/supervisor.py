@@ -182,7 +182,7 @@ class Supervisor:
             self._delay_timer = loop.after(_TICK, self._preflight)
             return
         job = self._job
-        found = preflight.check(job.argv, job.env, job.model_path, job.endpoint)
+        found = preflight.check(job.argv, job.env, job.model_path, job.endpoint, job.args)
         if found is None:
             try:
                 self._launch()

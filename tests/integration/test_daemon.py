@@ -392,3 +392,15 @@ def test_a_broken_rule_of_the_administrator_is_named_and_a_good_one_counts(tmp_p
         assert daemon.wait_end() == 69
         assert daemon.statuses()[-1] == "disk-full: the quota of models is used up. Tidy up."
         assert f"{tmp_path}/failures.d/site.toml:1: rule bad: 'no-such-class'" in daemon.events()
+
+
+def test_a_missing_shard_is_found_before_the_launch(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3_5"}')
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"x": "one.safetensors"}}')
+    made = script(tmp_path, "exec sleep 600").replace('"m"', json.dumps(str(model)))
+    with Daemon(tmp_path, made) as daemon:
+        assert daemon.wait_end() == 69
+        assert "model-corrupt: 1 of 1 shards are missing" in daemon.statuses()[-1]
+        assert "started SGLang" not in daemon.events()
