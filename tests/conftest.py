@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def pytest_configure() -> None:
+    """Clean up on SIGTERM as on Ctrl-C: ./dev sends it, and a time limit too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _children() -> set[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -49,35 +50,67 @@ def base(suite: str) -> Path:
     if target.is_dir():
         return target
     CACHE.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(CACHE).free
-    if free < 2 * 2**30:
-        raise BoxError(f"{CACHE} has {free / 2**30:.1f} GiB free, and a root file system takes 1 GiB")
+    free = shutil.disk_usage(CACHE).free / 2**30
+    if free < 2:
+        raise BoxError(f"{CACHE} has {free:.1f} GiB free, and a root file system takes 1 GiB; set QWEN_MTP_CACHE")
+    print(f"making {target} by mmdebstrap; it takes 1 GiB of the {free:.0f} GiB free there", file=sys.stderr)
     new = CACHE / f"rootfs-{suite}-{GENERATION}.{os.getpid()}"
-    command = ["mmdebstrap", "--variant=apt", "--quiet", f"--include={PACKAGES}", suite, str(new), *_mirror(suite)]
-    for attempt in range(3):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            break
-        shutil.rmtree(new, ignore_errors=True)
-        time.sleep(5 * (attempt + 1))
-    else:
-        raise BoxError(f"mmdebstrap {suite} failed:\n{done.stderr}")
-    with contextlib.suppress(OSError):
-        new.rename(target)
-    shutil.rmtree(new, ignore_errors=True)  # another run was faster
+    command = ["mmdebstrap", "--variant=apt", "--quiet", f"--include={PACKAGES}", *_proxy()]
+    command += [suite, str(new), *_mirror(suite)]
+    try:
+        for attempt in range(3):
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                break
+            shutil.rmtree(new, ignore_errors=True)
+            time.sleep(5 * (attempt + 1))
+        else:
+            raise BoxError(f"mmdebstrap {suite} failed:\n{done.stderr}")
+        with contextlib.suppress(OSError):
+            new.rename(target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)  # interrupted, or another run was faster
     return target
 
 
 def _mirror(suite: str) -> list[str]:
-    """Take the mirror that this machine's own apt uses."""
+    """Take the mirror of Debian that this machine's own apt uses; mmdebstrap has a default where there is none."""
     lines = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"],
+        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Origin: Debian"],
         capture_output=True, text=True, check=False,
     ).stdout.split()  # fmt: skip
     sites = [site for site in dict.fromkeys(lines) if "security" not in site]
-    if not sites:
-        return []
-    return [f"deb {sites[0]} {suite} main"]
+    return [f"deb {site} {suite} main" for site in sites[:1]]
+
+
+def _proxy() -> list[str]:
+    """Take the proxies that this machine's own apt uses."""
+    lines = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return [f"--aptopt={line}" for line in lines if re.match(r"Acquire::https?::Proxy ", line)]
+
+
+def sweep() -> None:
+    """Remove what killed runs have left: processes, mounts and control groups of their containers."""
+    for left in (CACHE / "run").glob("*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            _discard(left)
+
+
+def _discard(run: Path) -> None:
+    """Remove all that there is of a container."""
+    groups = [place / run.name for place in _cgroup_roots()]
+    end = time.monotonic() + 10
+    while (pids := {pid for group in groups for pid in _processes(group)}) and time.monotonic() < end:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    for group in groups:
+        _remove_group(group)
+    for mount in (run / "fs/root", run / "fs"):
+        subprocess.run(["umount", "-l", str(mount)], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(run, ignore_errors=True)
 
 
 def _cgroup_roots() -> list[Path]:
@@ -88,6 +121,15 @@ def _cgroup_roots() -> list[Path]:
         kind, _, options = after.partition(" ")
         if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options):
             found.append(Path(before.split()[4]))
+    return found
+
+
+def _processes(group: Path) -> list[int]:
+    """Return all processes of a control group and of those below it."""
+    found = []
+    for directory, _, _ in os.walk(group):
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()]
     return found
 
 
@@ -109,9 +151,10 @@ class Box:
     def __init__(self, suite: str, name: str, binds: Sequence[Path] = ()) -> None:
         self.suite = suite
         self._run = CACHE / "run" / name
-        self._init = 0
+        self.init = 0
         lower = base(suite)
-        shutil.rmtree(self._run, ignore_errors=True)
+        sweep()
+        _discard(self._run)
         (self._run / "fs").mkdir(parents=True)
         self._mount("-t", "tmpfs", "-o", "mode=755", "box", str(self._run / "fs"))
         for part in ("upper", "work", "root"):
@@ -120,10 +163,10 @@ class Box:
         layers = f"lowerdir={lower},upperdir={self._run}/fs/upper,workdir={self._run}/fs/work"
         self._mount("-t", "overlay", "overlay", "-o", layers, str(self.root))
         self._console = open(self._run / "console", "wb")  # noqa: SIM115
-        self._groups = [place / name for place in _cgroup_roots()]
-        for group in self._groups:
+        groups = [place / name for place in _cgroup_roots()]
+        for group in groups:
             group.mkdir(exist_ok=True)
-        enter = "".join(f'echo 0 >"{group}/cgroup.procs"; ' for group in self._groups)
+        enter = "".join(f'echo 0 >"{group}/cgroup.procs"; ' for group in groups)
         nspawn = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", f"--machine={name}"]
         nspawn += [f"--directory={self.root}", "--console=pipe", "--link-journal=no", "--resolv-conf=copy-host"]
         self._nspawn = subprocess.Popen(
@@ -146,8 +189,8 @@ class Box:
 
     def _boot(self) -> None:
         end = time.monotonic() + 120
-        while not self._init:
-            self._init = self._leader()
+        while not self.init:
+            self.init = self._leader()
             self._wait(end)
         while self.run("systemctl", "is-system-running", "--wait", check=False).strip() not in ("running", "degraded"):
             self._wait(end)
@@ -171,7 +214,7 @@ class Box:
 
     def start(self, *argv: str, **options: object) -> subprocess.Popen[str]:
         """Start a command in the container, as its root."""
-        command = ["nsenter", "-t", str(self._init), "--all", "--wdns=/root", "--", *argv]
+        command = ["nsenter", "-t", str(self.init), "--all", "--wdns=/root", "--", *argv]
         return subprocess.Popen(
             command, env=ENVIRONMENT, text=True, stdin=subprocess.DEVNULL, errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,  # type: ignore[call-overload]
@@ -214,21 +257,17 @@ class Box:
     def close(self) -> None:
         """Power the container off and remove everything of it."""
         with contextlib.suppress(ProcessLookupError):
-            if self._init:
-                os.kill(self._init, signal.SIGRTMIN + 4)  # systemd(1): start poweroff.target
+            if self.init:
+                os.kill(self.init, signal.SIGRTMIN + 4)  # systemd(1): start poweroff.target
         try:
             self._nspawn.wait(30)
         except subprocess.TimeoutExpired:
-            for pid in (self._init, self._nspawn.pid):
+            for pid in (self.init, self._nspawn.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._nspawn.wait(10)
         self._console.close()
-        for group in self._groups:
-            _remove_group(group)
-        for mount in (self.root, self._run / "fs"):
-            subprocess.run(["umount", "-l", str(mount)], stderr=subprocess.DEVNULL, check=False)
-        shutil.rmtree(self._run, ignore_errors=True)
+        _discard(self._run)
 
 
 def package() -> Path:
@@ -249,14 +288,35 @@ def booted(suite: str, name: str = "") -> Iterator[Box]:
         box.close()
 
 
+def shell(box: Box) -> None:
+    """Give the user a shell in a container, on a terminal of the container's own, so that Ctrl-C is the shell's."""
+    inside = ["nsenter", "-t", str(box.init), "--all", "--wdns=/root", "--", "script", "-qc", "bash -l", "/dev/null"]
+    signal.signal(signal.SIGINT, lambda *_: None)
+    subprocess.run(inside, env={**ENVIRONMENT, "TERM": os.environ.get("TERM", "dumb")}, check=False)
+
+
+def main(words: Sequence[str]) -> int:
+    """Make a root file system, or give a shell in a container; returns the exit status."""
+    making = words[:1] == ["--base"]
+    suite = (words[1:] or [""])[0] if making else (words or SUITES)[0]
+    if suite not in SUITES:
+        print(f"there is no suite {suite!r}; there are {' and '.join(SUITES)}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if making:
+            base(suite)
+        else:
+            with booted(suite) as box:
+                box.install(package())
+                shell(box)
+    except BoxError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--base"]:
-        print(base(sys.argv[2]))
-        sys.exit()
-    with booted(sys.argv[1] if len(sys.argv) > 1 else "bookworm") as container:
-        container.install(package())
-        subprocess.run(
-            ["nsenter", "-t", str(container._init), "--all", "--wdns=/root", "--", "bash", "-l"],
-            env={**ENVIRONMENT, "TERM": os.environ.get("TERM", "dumb")},
-            check=False,
-        )
+    sys.exit(main(sys.argv[1:]))
