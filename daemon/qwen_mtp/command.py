@@ -136,6 +136,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("TILELANG_CACHE_DIR", "{cache}/tilelang", "TileLang, likewise"),
     Variable("FLASHINFER_WORKSPACE_BASE", "{cache}", "FlashInfer, which appends .cache/flashinfer, likewise"),
     Variable("TVM_FFI_CACHE_DIR", "{cache}/tvm-ffi", "TVM FFI"),
+    Variable("CUTE_DSL_CACHE_DIR", "{cache}/cute-dsl", "CuTe DSL, else below TMPDIR and lost at every stop"),
+    Variable("QUACK_CACHE_DIR", "{cache}/quack", "quack kernels, likewise"),
     Variable("TORCH_HOME", "{cache}/torch", "torch.hub"),
     Variable("TORCH_EXTENSIONS_DIR", "{cache}/torch-extensions", "torch's C++ extensions"),
     Variable("NUMBA_CACHE_DIR", "{cache}/numba", "Numba"),

@@ -6,14 +6,15 @@ Everything an administrator can get wrong ends in a `ConfigError`, one line that
 from __future__ import annotations
 
 import difflib
-import math
+import errno
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qwen_mtp import settings
+from qwen_mtp import options, settings
 from qwen_mtp.settings import PHASE_TIMEOUTS, SETTINGS, Setting, SupervisorSettings, Value
 from qwen_mtp.states import Phase
 from qwen_mtp.tomlfile import KeyPath, TomlError, read
@@ -26,11 +27,11 @@ ArgValue = Scalar | list[Scalar] | dict[str, Any]
 table is passed as JSON."""
 
 _TABLES = ("sglang", "args", "env", "supervisor")
-_OPTION = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_ARGS = ("api-key", "admin-api-key", "ssl-keyfile-password")
 _SECRET_ENV = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
-_MODEL_ARGS = ("model-path", "model")
+_HINTS = {errno.EACCES: "; the user qwen-mtp must be able to read it"}
+_MISSING = "; the package ships it as /etc/qwen-mtp/qwen-mtp.toml"
+_DANGLING = "; remove this link to nothing"
 
 
 class ConfigError(Exception):
@@ -50,6 +51,10 @@ class ConfigError(Exception):
         super().__init__(f"{where}: {key}: {message}" if key else f"{where}: {message}")
 
 
+_Fail = Callable[[KeyPath, str], ConfigError]
+"""Makes the error about a key of the file that is being checked."""
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked configuration.
@@ -59,19 +64,20 @@ class Config:
         args: SGLang's options by their long names without dashes in front.
         env: additions to SGLang's environment.
         supervisor: the supervisor's own settings.
-        sources: which file, and which line of it, set each key; the line is 0 inside inline tables.
+        sources: which file, and which line of it, set each key; the line is 0 inside inline tables. Two
+            configurations that differ in nothing else are equal.
     """
 
     command: tuple[str, ...]
     args: Mapping[str, ArgValue]
     env: Mapping[str, str]
     supervisor: SupervisorSettings
-    sources: Mapping[KeyPath, tuple[Path, int]] = field(default_factory=dict)
+    sources: Mapping[KeyPath, tuple[Path, int]] = field(default_factory=dict, compare=False)
 
     @property
     def model_path(self) -> str:
         """What --model-path will be."""
-        return str(next((self.args[name] for name in _MODEL_ARGS if self.args.get(name)), ""))
+        return str(next((self.args[name] for name in options.MODEL if self.args.get(name)), ""))
 
     def error(self, key: KeyPath, message: str) -> ConfigError:
         """Make an error about a key, with the place that set it."""
@@ -96,7 +102,7 @@ def load(path: Path, dropins: Path) -> Config:
         try:
             tables, lines = read(file)
         except TomlError as error:
-            hint = "" if error.line else _missing_hint(file)
+            hint = _hint(error.errno, _MISSING if file == path else _DANGLING)
             raise ConfigError(file, error.line, "", f"{error}{hint}") from None
         _check(file, tables, lines)
         _merge(merged, sources, file, tables, lines)
@@ -115,17 +121,18 @@ def load(path: Path, dropins: Path) -> Config:
             'is not set; write e.g. command = ["/opt/sglang/bin/python", "-m", "sglang.launch_server"]',
         )
     if not config.model_path:
+        file, line = sources.get(("args", "model-path"), (path, 0))
         raise ConfigError(
-            path,
-            0,
+            file,
+            line,
             "[args] model-path",
             'no model is named; write e.g. model-path = "/srv/models/Qwen3.6-27B" under [args]',
         )
     return config
 
 
-def _missing_hint(file: Path) -> str:
-    return "" if file.exists() else "; the package ships it as /etc/qwen-mtp/qwen-mtp.toml"
+def _hint(number: int | None, missing: str = "") -> str:
+    return missing if number == errno.ENOENT else _HINTS.get(number or 0, "")
 
 
 def _dropins(directory: Path) -> list[Path]:
@@ -134,14 +141,16 @@ def _dropins(directory: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError(directory, 0, "", f"cannot be read: {error.strerror}") from None
+        raise ConfigError(directory, 0, "", f"cannot be read: {error.strerror}{_hint(error.errno)}") from None
     return [directory / name for name in names if name.endswith(".toml") and not name.startswith(".")]
 
 
 def _show(key: KeyPath) -> str:
-    if len(key) == 1:
-        return f"[{key[0]}]"
-    return f"[{'.'.join(key[:-1])}] {key[-1]}"
+    """Spell a key as people read it, always in one line."""
+    parts = [part if part and part.isprintable() else json.dumps(part) for part in key]
+    if len(parts) == 1:
+        return f"[{parts[0]}]"
+    return f"[{'.'.join(parts[:-1])}] {parts[-1]}"
 
 
 def _merge(
@@ -206,58 +215,27 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check_command(value: object, fail: Any) -> None:
+def _check_command(value: object, fail: _Fail) -> None:
     key = ("sglang", "command")
     if not isinstance(value, list) or not value or not all(isinstance(part, str) and part for part in value):
         raise fail(key, 'must be a list of texts, e.g. ["/opt/sglang/bin/python", "-m", "sglang.launch_server"]')
     if not value[0].startswith("/"):
         raise fail(key, f"must begin with an absolute path, and {value[0]!r} is none")
-    if any("\0" in part for part in value):
-        raise fail(key, "holds a NUL character")
+    for part in value:
+        if "\0" in part:
+            raise fail(key, "holds a NUL character")
+        secret = options.secret_in(part)
+        if secret:
+            raise fail(key, options.name_problem(secret))
 
 
-def _check_arg(name: str, value: object, fail: Any) -> None:
-    key = ("args", name)
-    if not _OPTION.fullmatch(name):
-        better = name.lstrip("-").lower().replace("_", "-")
-        hint = f"; write {better}" if _OPTION.fullmatch(better) else ""
-        raise fail(key, f"must be one of SGLang's long option names without the dashes in front{hint}")
-    if name in _SECRET_ARGS:
-        raise fail(
-            key,
-            "a secret must not stand here, where it would show in the process list; "
-            f"store it as the credential /etc/credstore/qwen-mtp.{name} (see qwen-mtp.toml(5), SECRETS)",
-        )
-    if not _is_arg_value(value):
-        raise fail(
-            key,
-            "must be true, false, a number, a text, a list of those, or a table for an option that takes JSON",
-        )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise fail(key, "must be a finite number")
-    if isinstance(value, str) and "\0" in value:
-        raise fail(key, "holds a NUL character")
-    if name == "port" and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535):
-        raise fail(key, "must be a whole number from 1 to 65535; SGLang itself does not check it")
-    if name == "mem-fraction-static" and (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1
-    ):
-        raise fail(key, "must be a number between 0 and 1; SGLang itself does not check it")
-    if name == "log-level" and (not isinstance(value, str) or value.lower() not in ("debug", "info")):
-        raise fail(
-            key,
-            'must be "info" or "debug": with less SGLang prints none of the lines that the phases are read from; '
-            'log-level-http = "warning" silences the access log alone',
-        )
+def _check_arg(name: str, value: object, fail: _Fail) -> None:
+    problem = options.name_problem(name) or options.value_problem(name, value)
+    if problem:
+        raise fail(("args", name), problem)
 
 
-def _is_arg_value(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, (bool, int, float, str)) for item in value)
-    return isinstance(value, (bool, int, float, str, dict))
-
-
-def _check_supervisor(table: Mapping[str, Any], fail: Any) -> None:
+def _check_supervisor(table: Mapping[str, Any], fail: _Fail) -> None:
     known = {setting.name: setting for setting in SETTINGS}
     for name, value in table.items():
         key = ("supervisor", name)

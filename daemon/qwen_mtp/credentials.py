@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwen_mtp import options
 from qwen_mtp.config import ConfigError
 
-OPTION_CREDENTIALS = ("api-key", "admin-api-key", "ssl-keyfile-password")
+OPTION_CREDENTIALS = options.SECRETS
 """Credentials that are options of SGLang of the same name."""
 TOKEN_CREDENTIAL = "hf-token"  # noqa: S105
+_IN_HEADERS = ("api-key", "admin-api-key", TOKEN_CREDENTIAL)
+"""Those that travel in an HTTP header."""
 MIN_LENGTH = 8
 """Shorter secrets are refused: masking them in the log would garble ordinary text."""
 CONFIG_NAME = "sglang-secrets.yaml"
@@ -78,7 +81,8 @@ class Secrets:
                 return None
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with open(fd, "w", encoding="utf-8") as file:
-                json.dump(dict(self.options), file)  # JSON is YAML
+                # JSON is YAML, but for its \\u escapes beyond U+FFFF: so none.
+                json.dump(dict(self.options), file, ensure_ascii=False)
         except OSError as error:
             raise ConfigError(path, 0, "", f"cannot be written: {error.strerror}") from None
         return path
@@ -91,7 +95,7 @@ def load(directory: Path | None) -> Secrets:
         directory: $CREDENTIALS_DIRECTORY, or None where there is none.
 
     Raises:
-        ConfigError: a credential cannot be read, is too short, or is more than one line.
+        ConfigError: a credential cannot be read, or is nothing that SGLang could use or we could mask.
     """
     if directory is None:
         return Secrets()
@@ -115,6 +119,10 @@ def _read(path: Path) -> str:
         raise ConfigError(path, 0, "", "the credential is empty; remove it, or store a key in it")
     if not text.isprintable():
         raise ConfigError(path, 0, "", "the credential must be one line without control characters")
+    if text.startswith("-"):
+        raise ConfigError(path, 0, "", "the credential begins with a dash, which SGLang would take for an option")
+    if path.name in _IN_HEADERS and not (text.isascii() and " " not in text):
+        raise ConfigError(path, 0, "", "the credential must be ASCII without spaces, for it travels in an HTTP header")
     if len(text) < MIN_LENGTH:
         raise ConfigError(
             path,

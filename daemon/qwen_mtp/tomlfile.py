@@ -25,11 +25,13 @@ class TomlError(Exception):
 
     Attributes:
         line: line number, 0 where it is about the file as a whole.
+        errno: why the file cannot be read, None where it was.
     """
 
-    def __init__(self, message: str, line: int = 0) -> None:
+    def __init__(self, message: str, line: int = 0, errno: int | None = None) -> None:
         super().__init__(message)
         self.line = line
+        self.errno = errno
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
@@ -46,7 +48,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     except IsADirectoryError:
         raise TomlError("is a directory, not a file") from None
     except OSError as error:
-        raise TomlError(f"cannot be read: {error.strerror}") from None
+        raise TomlError(f"cannot be read: {error.strerror}", errno=error.errno) from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -61,6 +63,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         raise TomlError(f"no valid TOML: {_AT_LINE.sub('', message)}{where}", line) from None
     except RecursionError:
         raise TomlError("no valid TOML: nested too deeply") from None
+    except ValueError:  # int() refuses more than sys.get_int_max_str_digits()
+        raise TomlError("no valid TOML: a number has too many digits") from None
     return tables, lines_of_keys(text)
 
 

@@ -1,39 +1,23 @@
 from __future__ import annotations
 
 import json
-import stat
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen_mtp import command, config, credentials
-from qwen_mtp.cli import main
-from qwen_mtp.command import ENVIRONMENT, Directories
+from qwen_mtp import command, config
 from qwen_mtp.config import Config, ConfigError
-from qwen_mtp.job import prepare
+from qwen_mtp.options import SECRETS
 from qwen_mtp.states import Phase
-from qwen_mtp.tomlfile import lines_of_keys
+from tests.unit.configuring import MINIMAL, OPTIONS, load
 
-ROOT = Path(__file__).parents[2]
-SHIPPED = ROOT / "etc/qwen-mtp.toml"
-OPTIONS = json.loads((Path(__file__).parent / "data/sglang_options.json").read_text())
-MINIMAL = '[sglang]\ncommand = ["/opt/sglang/bin/python"]\n[args]\nmodel-path = "/m"\n'
-
-
-def load(tmp_path: Path, text: str, **dropins: str) -> Config:
-    file = tmp_path / "qwen-mtp.toml"
-    file.write_text(text, encoding="utf-8")
-    directory = tmp_path / "qwen-mtp.toml.d"
-    directory.mkdir(exist_ok=True)
-    for name, content in dropins.items():
-        (directory / f"{name}.toml").write_text(content)
-    return config.load(file, directory)
-
-
-def directories(tmp_path: Path) -> Directories:
-    return Directories(tmp_path / "state", tmp_path / "cache", tmp_path)
+SHIPPED = Path(__file__).parents[2] / "etc/qwen-mtp.toml"
 
 
 # -- the shipped file ------------------------------------------------------------------------------
@@ -150,6 +134,16 @@ ERRORS = {
     "duplicate": ("[args]\nport = 1\nport = 2\n", "{f}:3: no valid TOML: Cannot overwrite a value (column 9)"),
     "open string": ("[args]\n\nx = '''abc\n", "{f}:4: no valid TOML: Expected \"'''\""),
     "token": ('[env]\nHF_TOKEN = "x"\n', "{f}:2: [env] HF_TOKEN: a secret must not stand here; store it as the credential /etc/credstore/qwen-mtp.hf-token (see qwen-mtp.toml(5), SECRETS)"),
+    "text model": (MINIMAL.replace('"/m"', "true"), "{f}:4: [args] model-path: must be text: a directory, or the name of a repository"),
+    "empty model": (MINIMAL.replace("/m", ""), '{f}:4: [args] model-path: no model is named; write e.g. model-path = "/srv/models/Qwen3.6-27B" under [args]'),
+    "abbreviation": ('[args]\napi-k = "secret-key"\n', "{f}:2: [args] api-k: is short for api-key; write the name in full"),
+    "key in command": ('[sglang]\ncommand = ["/x", "--api-key=secret-key"]\n', "{f}:2: [sglang] command: a secret must not stand here, where it would show in the process list; store it as the credential /etc/credstore/qwen-mtp.api-key (see qwen-mtp.toml(5), SECRETS)"),
+    "nul in command": ('[sglang]\ncommand = ["/x", "a\\u0000"]\n', "{f}:2: [sglang] command: holds a NUL character"),
+    "line end in key": ('[env]\n"a\\nb" = "1"\n', '{f}:2: [env] "a\\nb": is no name of an environment variable'),
+    "empty key": ('[args]\n"" = 1\n', "{f}:2: [args] \"\": must be one of SGLang's long option names without the dashes in front"),
+    "line end in table": ('["a\\nb"]\n', '{f}:1: ["a\\nb"]: unknown table; there are [sglang], [args], [env], [supervisor]'),
+    "digits": ("[args]\nx = " + "1" * 5000, "{f}: no valid TOML: a number has too many digits"),
+    "nesting": ("x = " + "[" * 9999, "{f}: no valid TOML: nested too deeply"),
     "nul": ('[env]\nX = "a\\u0000b"\n', "{f}:2: [env] X: holds a NUL character"),
 }  # fmt: skip
 
@@ -162,7 +156,7 @@ def test_errors_are_one_line_with_file_line_key_and_remedy(tmp_path: Path, case:
     assert str(caught.value) == message.replace("{f}", str(tmp_path / "qwen-mtp.toml"))
 
 
-@pytest.mark.parametrize("name", credentials.OPTION_CREDENTIALS)
+@pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_in_the_file_is_refused_with_the_way_to_do_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"^[^ ]*:5: \\[args\\] {name}: .*/etc/credstore/qwen-mtp.{name}"):
         load(tmp_path, MINIMAL + f'{name} = "secret-key"\n')
@@ -184,168 +178,104 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path}: {words}")
 
 
+@pytest.fixture
+def nobody() -> Iterator[None]:
+    """Let a test run without root's rights, where it has them."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(user)
+
+
+def test_a_file_that_the_user_may_not_read(tmp_path: Path, nobody: None) -> None:
+    if os.geteuid() != 65534:  # else pytest's own directory is closed
+        os.chmod(tmp_path, 0)
+    with pytest.raises(ConfigError) as caught:
+        config.load(tmp_path / "x.toml", tmp_path / "x.toml.d")
+    assert str(caught.value).startswith(f"{tmp_path}/x.toml")
+    assert str(caught.value).endswith(": cannot be read: Permission denied; the user qwen-mtp must be able to read it")
+
+
+def test_dropins_that_cannot_be_read(tmp_path: Path) -> None:
+    load(tmp_path, MINIMAL)
+    directory = tmp_path / "qwen-mtp.toml.d"
+    (directory / "x.toml").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"/x\.toml: cannot be read: No such file .*; remove this link to nothing$"):
+        load(tmp_path, MINIMAL)
+    (directory / "x.toml").unlink()
+    (directory / "x.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"/x\.toml: is a directory, not a file$"):
+        load(tmp_path, MINIMAL)
+    with pytest.raises(ConfigError, match=r"qwen-mtp\.toml: cannot be read: Not a directory$"):
+        config.load(tmp_path / "qwen-mtp.toml", tmp_path / "qwen-mtp.toml")
+
+
+def test_a_dropin_can_be_masked_as_those_of_units_can(tmp_path: Path) -> None:
+    load(tmp_path, MINIMAL)
+    (tmp_path / "qwen-mtp.toml.d/50-off.toml").symlink_to("/dev/null")
+    assert load(tmp_path, MINIMAL, z="[args]\nmodel-path = '/模型/Qwen 3.6'\n").model_path == "/模型/Qwen 3.6"
+
+
+def test_a_dropin_takes_an_option_away_and_messages_name_it(tmp_path: Path) -> None:
+    made = load(tmp_path, MINIMAL + "port = 1000\n", x="[args]\nport = false\n")
+    assert command.endpoint(made).port == command.DEFAULT_PORT
+    assert "--port" not in command.argv(made)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, MINIMAL, y="[args]\n\nmodel-path = false\n")
+    assert str(caught.value).startswith(f"{tmp_path}/qwen-mtp.toml.d/y.toml:3: [args] model-path: no model is named")
+
+
 def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"[args]\n# \xff\n")
     with pytest.raises(ConfigError, match=r"x\.toml:2: is not UTF-8 text$"):
         config.load(tmp_path / "x.toml", tmp_path / "none")
 
 
-def test_lines_are_found_behind_strings_and_brackets_of_several_lines() -> None:
-    text = '''a.b = 1
-"q.r"."s t" = """
-x = 1
-""""
-[args] # comment [x]
-'list' = [
-  "]", # ]
-  2,
-]
-last = {x = 1,
- y = 2}
-[[many]]
-[ a . "c" ]
-k=1'''
-    assert lines_of_keys(text) == {
-        ("a",): 1,
-        ("a", "b"): 1,
-        ("q.r",): 2,
-        ("q.r", "s t"): 2,
-        ("args",): 5,
-        ("args", "list"): 6,
-        ("args", "last"): 10,
-        ("many",): 12,
-        ("a", "c"): 13,
-        ("a", "c", "k"): 14,
-    }
+def test_where_a_key_stands_makes_no_difference(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL) == load(tmp_path, "# moved\n" + MINIMAL)
+    assert load(tmp_path, MINIMAL) != load(tmp_path, MINIMAL + "port = 1\n")
 
 
+names = st.from_regex(r"x[a-c]{1,2}", fullmatch=True)
 values = st.one_of(st.booleans(), st.integers(-(2**31), 2**31), st.text("a ü#\"'[]{}=\n\t\\,.模"))
 
 
-@given(st.dictionaries(st.from_regex(r"x[a-z0-9-]{0,12}", fullmatch=True), values, max_size=8))
-def test_lines_of_any_table_are_right(table: dict[str, object]) -> None:
-    lines = [f"{name} = {json.dumps(value)}" for name, value in table.items()]
-    found = lines_of_keys("\n".join(["# top", "[args]", *lines]))
-    assert found == {("args",): 2, **{("args", name): n + 3 for n, name in enumerate(table)}}
+@given(st.lists(st.dictionaries(names, values, max_size=5), max_size=4))
+def test_the_last_file_wins_key_by_key(tables: list[dict[str, Any]]) -> None:
+    with TemporaryDirectory() as made:
+        place = Path(made)
+        expected: dict[str, Any] = {"model-path": "/m"}
+        sources = {}
+        dropins = {}
+        for number, table in enumerate(tables):
+            lines = [f"{name} = {json.dumps(value)}" for name, value in table.items()]
+            dropins[f"{number}"] = "\n".join(["[args]", *lines])
+            expected |= table
+            file = place / f"qwen-mtp.toml.d/{number}.toml"
+            sources |= {("args", name): (file, line) for line, name in enumerate(table, start=2)}
+        loaded = load(place, MINIMAL, **dropins)
+    assert loaded.args == expected
+    assert {key: source for key, source in loaded.sources.items() if key[1].startswith("x")} == sources
 
 
-# -- command line and environment --------------------------------------------------------------------
-
-
-def test_values_become_words(tmp_path: Path) -> None:
-    made = load(
-        tmp_path,
-        MINIMAL
-        + 'flag = true\noff = false\nmany = ["a b", 2]\nnone = []\nratio = 0.5\nneg = -1\nopt = "--x"\n'
-        + 'json = {a = 1, b = ["x"]}\nname = "/模型/Qwen 3.6"\n',
-    )
-    assert command.argv(made)[3:] == (
-        "--flag", "--many", "a b", "2", "--ratio", "0.5", "--neg=-1", "--opt=--x",
-        "--json", '{"a": 1, "b": ["x"]}', "--name", "/模型/Qwen 3.6",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("args", "url", "bind"),
+pieces = st.sampled_from(
     [
-        ("", "http://127.0.0.1:30000", "127.0.0.1"),
-        ('host = "0.0.0.0"\nport = 8000', "http://127.0.0.1:8000", "0.0.0.0"),
-        ('host = "::"', "http://[::1]:30000", "::"),
-        ('host = "gpu1.example"\nssl-certfile = "/c"', "https://gpu1.example:30000", "gpu1.example"),
-    ],
-)
-def test_the_endpoint_can_be_reached_from_this_machine(tmp_path: Path, args: str, url: str, bind: str) -> None:
-    endpoint = command.endpoint(load(tmp_path, MINIMAL + args))
-    assert endpoint.url == url
-    assert endpoint.bind_host == bind
+        "[args]\n", "[env]\n", "[supervisor]\n", "[sglang]\n", "[supervisor.phase-timeout]\n", "[[args]]", '[x."\\n"]', "\n",
+        "\n", "\n", "\r\n", " = ", "=", ".", ",", "port", "model-path", "command", "weights", "stop-timeout", "api-k", "X",
+        "'", '"', "'/m'", "'''", '"""', "[", "]", "{", "}", "true", "1", "-1.5", "nan", "inf", "1e999", "2026-01-01", "07:30:00",
+        "0x1f", "# ", "\\", '"a\\u0000"', '"\\n"', "\0", "\x7f", "é", "模", "x = 1\n", 'y = {"\\n" = [1]}\n', "z = ['-a']\n",
+    ]
+)  # fmt: skip
 
 
-def test_the_environment_is_made_anew_with_every_cache_below_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
-    env = command.environment(load(tmp_path, MINIMAL + '[env]\nHOME = "/other"\nX = "1"\n'), directories(tmp_path))
-    assert set(env) == {variable.name for variable in ENVIRONMENT} | {"X"}
-    assert (env["HOME"], env["X"]) == ("/other", "1")
-    for name in env:
-        if any(word in name for word in ("CACHE", "HF_HOME", "FLASHINFER", "EXTENSIONS", "MPL", "TORCH_HOME")):
-            assert env[name].startswith(str(tmp_path / "cache")), name
-
-
-# -- credentials --------------------------------------------------------------------------------------
-
-
-def secrets(tmp_path: Path, **files: str) -> credentials.Secrets:
-    directory = tmp_path / "credentials"
-    directory.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (directory / name.replace("_", "-")).write_text(text)
-    return credentials.load(directory)
-
-
-def test_secrets_reach_sglang_by_a_file_of_ours_alone(tmp_path: Path) -> None:
-    given_secrets = secrets(tmp_path, api_key="sk-very-secret\n", hf_token="hf_abcdefgh")  # noqa: S106
-    job = prepare(load(tmp_path, MINIMAL), given_secrets, directories(tmp_path))
-    file = tmp_path / credentials.CONFIG_NAME
-    assert job.argv[-2:] == ("--config", str(file))
-    assert json.loads(file.read_text()) == {"api-key": "sk-very-secret"}
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert job.env["HF_TOKEN_PATH"] == str(tmp_path / "credentials/hf-token")
-    assert job.api_key == "sk-very-secret"
-    everything = " ".join([*job.argv, *job.env.values()])
-    assert "sk-very-secret" not in everything
-    assert "hf_abcdefgh" not in everything
-    assert "sk-very-secret" not in repr(given_secrets)
-    # The next start without a credential takes the file away.
-    prepare(load(tmp_path, MINIMAL), credentials.Secrets(), directories(tmp_path))
-    assert not file.exists()
-
-
-def test_masks_are_all_spellings_longest_first(tmp_path: Path) -> None:
-    masks = secrets(tmp_path, api_key="a\"b\\c'd é&").masks
-    assert "a\"b\\c'd é&".encode() in masks
-    assert b"a%22b%5Cc%27d%20%C3%A9%26" in masks
-    assert list(masks) == sorted(masks, key=len, reverse=True) or len(set(map(len, masks))) < len(masks)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("short", "has 5 characters and needs 8"),
-        ("", "is empty"),
-        ("two\nlines-here", "must be one line without control characters"),
-        ("bell\x07bell-bell", "must be one line without control characters"),
-    ],
-)
-def test_secrets_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        secrets(tmp_path, api_key=text)
-
-
-def test_a_config_file_of_the_administrator_excludes_secrets(tmp_path: Path) -> None:
-    made = load(tmp_path, MINIMAL + 'config = "/etc/x.yaml"\n')
-    with pytest.raises(ConfigError, match=r":5: \[args\] config: cannot be combined with the credential api-key"):
-        prepare(made, secrets(tmp_path, api_key="12345678"), directories(tmp_path))
-    prepare(made, credentials.Secrets(), directories(tmp_path))
-
-
-# -- the command ---------------------------------------------------------------------------------------
-
-
-def test_qwen_mtp_config_shows_what_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load(tmp_path, MINIMAL, x="[args]\nport = 31000\n")
-    assert main(["config", "--config", str(tmp_path / "qwen-mtp.toml")]) == 0
-    text = capsys.readouterr().out
-    assert f"port = 31000  # {tmp_path}/qwen-mtp.toml.d/x.toml:2" in text
-    assert "stop-timeout = 90.0  # default" in text
-    assert "/opt/sglang/bin/python --model-path /m --port 31000" in text
-    assert main(["config", "--json", "--config", str(tmp_path / "qwen-mtp.toml")]) == 0
-    assert json.loads(capsys.readouterr().out)["endpoint"] == "http://127.0.0.1:31000"
-
-
-def test_qwen_mtp_config_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "--config", str(tmp_path / "none.toml")]) == 78
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"qwen-mtp: {tmp_path}/none.toml: cannot be read")
-    assert captured.err.count("\n") == 1
+@given(st.lists(pieces, max_size=40))
+def test_no_text_brings_more_than_one_line_of_error(parts: list[str]) -> None:
+    with TemporaryDirectory() as made:
+        for text in ("".join(parts), MINIMAL + "".join(parts)):
+            try:
+                command.argv(load(Path(made), text))
+            except ConfigError as error:
+                assert str(error).startswith(f"{made}/qwen-mtp.toml")
+                assert len(str(error).splitlines()) == 1
+                assert 0 <= error.line <= text.count("\n") + 1
