@@ -32,7 +32,9 @@ _READY = (b"The server is fired up and ready to roll!", b"Dummy health check ser
 """Lines after which SGLang serves; the second is that of a node of rank above 0."""
 FLOOD_LINE = b"[2026-12-01 00:00:00] flood of lines that say nothing".ljust(139, b".") + b"\n"
 _GARBAGE = (
-    b"\x00NUL \xff\xfe bad UTF-8 \x1b[31mred\x1b[0m <3>prefix\r\n" + b"x" * 10_000_000 + b"\n\rbar 1/2\rbar 2/2\n"
+    b"<3>not an error\n\x00NUL \xff\xfe bad UTF-8 \x1b[31mred\x1b[0m\r\n"
+    + b"x" * 10_000_000
+    + b"\n\rbar 1/2\rbar 2/2\n"
 )
 
 
@@ -58,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         "--flood", type=int, default=0, metavar="MIB", help="print so much as fast as possible, first of all"
     )
     faults.add_argument(
-        "--garbage", action="store_true", help="print NUL, bad UTF-8, colours, a bar and a line of 10 MB first"
+        "--garbage",
+        action="store_true",
+        help="print NUL, bad UTF-8, colours, a bar, a priority and a line of 10 MB first",
     )
     faults.add_argument(
         "--daemonize", action="store_true", help="leave a process behind that ignores signals, in its own session"

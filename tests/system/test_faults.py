@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from qwen_mtp.standin import FLOOD_LINE
@@ -10,11 +12,12 @@ from .service import PORT, Service, field
 def test_every_line_reaches_the_journal_in_spite_of_what_it_holds(service: Service) -> None:
     service.configure(service_recording(), "--garbage")
     assert service.start()[0] == 0
-    raw = service.journal("-t", "sglang", "-o", "json", "--all")
-    assert '"MESSAGE":"<3>' not in raw  # the prefix stands inside a line
+    entries = [json.loads(line) for line in service.journal("-t", "sglang", "-o", "json", "--all").splitlines()]
+    # The journal would take the prefix away and make an error of it.
+    (prefixed,) = [entry for entry in entries if "not an error" in entry["MESSAGE"]]
+    assert (prefixed["MESSAGE"], prefixed["PRIORITY"]) == ("<3>not an error", "6")
     text = service.journal("-t", "sglang", "-o", "cat", "--all")
     assert "bad UTF-8" in text
-    assert "<3>prefix" in text
     assert text.count("x" * 1000) >= 9000  # ten million of them, in pieces of LineMax=
     assert "bar 1/2" in text
     assert "bar 2/2" in text
@@ -75,6 +78,47 @@ def test_a_killed_bus_is_survived(service: Service) -> None:
         service.box.run("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", f"http://127.0.0.1:{PORT}/health")
         == "200"
     )
+
+
+def test_names_that_are_not_ascii_arrive_everywhere(service: Service) -> None:
+    service.configure()
+    service.box.write(
+        "/etc/qwen-mtp/qwen-mtp.toml.d/60-test.toml", '[args]\nmodel-path = "/srv/Große Modelle/Qwen 3.6"\n'
+    )
+    status, _ = service.start()
+    assert status != 0
+    shown = service.show("ExecMainStatus", "StatusText")
+    assert shown["ExecMainStatus"] == "69"
+    assert shown["StatusText"].startswith("model-not-found: ")
+    assert "/srv/Große Modelle/Qwen 3.6" in shown["StatusText"]
+    (failure,) = service.events("failure-diagnosed")
+    assert "/srv/Große Modelle/Qwen 3.6" in failure["MESSAGE"]
+
+
+def test_a_state_directory_that_cannot_be_written_does_not_keep_the_model_down(service: Service) -> None:
+    service.configure()
+    service.box.run("install", "-d", "-o", "qwen-mtp", "-g", "qwen-mtp", "-m", "750", "/var/lib/qwen-mtp")
+    service.box.run("mount", "--bind", "/var/lib/qwen-mtp", "/var/lib/qwen-mtp")
+    service.box.run("mount", "-o", "remount,bind,ro", "/var/lib/qwen-mtp")
+    try:
+        assert service.start()[0] == 0
+        assert service.get("State") == ['s "ready"']
+    finally:
+        service.box.run("systemctl", "stop", "qwen-mtp")
+        service.box.run("umount", "/var/lib/qwen-mtp")
+
+
+def test_what_systemd_cannot_set_up_is_tried_once(service: Service) -> None:
+    service.configure()
+    service.box.write("/etc/systemd/system/qwen-mtp.service.d/test.conf", "[Service]\nUser=nobody-of-this-name\n")
+    service.box.run("systemctl", "daemon-reload")
+    try:
+        assert service.start()[0] != 0
+        shown = service.show("ActiveState", "ExecMainStatus", "NRestarts")
+        assert shown == {"ActiveState": "failed", "ExecMainStatus": "217", "NRestarts": "0"}
+    finally:
+        service.box.run("rm", "/etc/systemd/system/qwen-mtp.service.d/test.conf")
+        service.box.run("systemctl", "daemon-reload")
 
 
 STATES = [

@@ -19,7 +19,7 @@ def test_the_unit_is_valid_and_hardened(installed: Box) -> None:
     security = installed.run("systemd-analyze", "security", "qwen-mtp.service", "--no-pager")
     level = re.search(r"exposure level for qwen-mtp.service: ([\d.]+)", security)
     assert level is not None
-    assert float(level[1]) < 3.0, security
+    assert float(level[1]) < 2.5, security
 
 
 def test_manual_pages_and_catalog_are_there(installed: Box) -> None:
