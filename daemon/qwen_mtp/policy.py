@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qwen_mtp.diagnosis import Diagnosis
 from qwen_mtp.settings import SupervisorSettings
-from qwen_mtp.states import Restart
+from qwen_mtp.states import FailureClass, Restart
 
 _MAX_SUMMARY = 200
 
@@ -41,13 +41,18 @@ class _Restart:
     served: bool = False
 
 
+_DETERMINED = frozenset({FailureClass.GPU_OUT_OF_MEMORY, FailureClass.WARMUP_FAILED, FailureClass.UNKNOWN_EXCEPTION})
+"""Classes that are retried because they may heal, but that the configuration alone can bring about."""
+
+
 class Policy:
     """Decides by the failure's class and by what happened before.
 
     `never` gives up at once. `slow` and `backoff` restart after delays that double, each with its own
     beginning and cap, and share one budget. A restart leaves the budget after the window, but only if a
     server became ready since: launches that take longer than the window and never become ready end, too. A
-    server that was ready for as long as the window starts with a clean slate.
+    server that was ready for as long as the window starts with a clean slate. What the configuration alone can
+    bring about, and fails twice in the same way, counts as `never`.
 
     Args:
         settings: delays and budget.
@@ -56,6 +61,7 @@ class Policy:
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._restarts: list[_Restart] = []
+        self._last: tuple[object, ...] = ()
 
     def was_ready(self, seconds: float) -> None:
         """Take note of how long the server that has ended now was ready."""
@@ -63,6 +69,7 @@ class Policy:
             self._restarts.clear()
         for restart in self._restarts:
             restart.served = True
+        self._last = ()
 
     def decide(self, diagnosis: Diagnosis, now: float, chance: float) -> Decision:
         """Decide about a failure.
@@ -76,6 +83,8 @@ class Policy:
         what = _shorten(diagnosis.summary)
         if diagnosis.restart is Restart.NEVER:
             return Decision("give-up", 0.0, f"{what}; not trying again, because this cannot heal by itself")
+        if self._is_repeated(diagnosis):
+            return Decision("give-up", 0.0, f"{what}; not trying again, because it failed in the same way before")
         self._restarts = [
             restart for restart in self._restarts if not restart.served or now - restart.time < settings.restart_window
         ]
@@ -87,6 +96,12 @@ class Policy:
         self._restarts.append(_Restart(now))
         delay = self._delay(diagnosis.restart, attempt, chance)
         return Decision("restart", delay, f"{what}; trying again in {delay:.0f} s (attempt {attempt} of {budget})")
+
+    def _is_repeated(self, diagnosis: Diagnosis) -> bool:
+        """Tell whether this is the same failure as the one before, with no ready server in between."""
+        before = self._last
+        self._last = (diagnosis.failure_class, diagnosis.rule, diagnosis.phase, diagnosis.summary)
+        return self._settings.repeat_gives_up and diagnosis.failure_class in _DETERMINED and before == self._last
 
     def _delay(self, restart: Restart, attempt: int, chance: float) -> float:
         settings = self._settings

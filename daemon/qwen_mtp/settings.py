@@ -132,6 +132,17 @@ SETTINGS: tuple[Setting, ...] = (
         "on. A server that was ready for so long clears them all.",
     ),
     Setting(
+        "repeat-gives-up",
+        True,
+        0,
+        0,
+        "",
+        "Whether the same failure, with the same figures in the same phase, twice in a row and without a ready "
+        "server in between, ends the attempts: a GPU that ran out of memory twice at the same place will do so again. "
+        "It applies to classes whose outcome is determined by the configuration: gpu-out-of-memory, warmup-failed, "
+        "unknown-exception.",
+    ),
+    Setting(
         "log-level",
         "info",
         0,
@@ -176,6 +187,7 @@ class SupervisorSettings:
     slow_max: float
     restart_budget: int
     restart_window: float
+    repeat_gives_up: bool
     log_level: str
     phase_timeout: Mapping[Phase, float]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .service import PORT, Service, field
+from .service import PORT, READY, Service, field
 
 BUS_TYPES = {
     "State": "s", "Phase": "s", "PhaseProgress": "(uu)", "EstimatedReadyUSec": "t", "StateChangeTimestamp": "t",
@@ -139,12 +139,21 @@ def test_a_killed_server_comes_back_and_the_unit_never_looks_active_meanwhile(se
 
 def test_the_budget_ends_the_attempts(service: Service) -> None:
     more = "[supervisor]\nbackoff-initial = 0.1\nrestart-budget = 2\n"
-    service.configure("0.5.11/51-oom-draft-kv-pool", speed=100, more=more)
+    service.configure(READY, "--exit-at", "Load weight begin", "3", speed=100, more=more)
     status, _ = service.start()
     assert status != 0
     assert service.show("ExecMainStatus", "NRestarts") == {"ExecMainStatus": "75", "NRestarts": "0"}
-    assert field(service.events("failure-diagnosed"), "QWEN_MTP_FAILURE_CLASS") == ["gpu-out-of-memory"] * 3
-    assert "gpu-out-of-memory" in service.status()
+    assert field(service.events("failure-diagnosed"), "QWEN_MTP_FAILURE_CLASS") == ["unexpected-exit"] * 3
+    assert "unexpected-exit" in service.status()
+
+
+def test_the_same_lack_of_memory_twice_ends_the_attempts(service: Service) -> None:
+    service.configure("0.5.11/51-oom-draft-kv-pool", speed=100, more="[supervisor]\nbackoff-initial = 0.1\n")
+    status, _ = service.start()
+    assert status != 0
+    assert service.show("ExecMainStatus")["ExecMainStatus"] == "69"
+    assert field(service.events("failure-diagnosed"), "QWEN_MTP_FAILURE_CLASS") == ["gpu-out-of-memory"] * 2
+    assert "mem-fraction-static = 0.80" in service.status()
 
 
 def test_methods_need_root_or_polkit(service: Service) -> None:

@@ -101,3 +101,33 @@ def test_delays_stay_in_bounds_and_attempts_end(steps, budget, cap, jitter, wind
         assert 0 <= decision.delay <= cap
         restarts += decision.action == "restart"
     assert restarts <= budget
+
+
+def oom(wanted: str, failure_class: FailureClass = FailureClass.GPU_OUT_OF_MEMORY) -> Diagnosis:
+    summary = f"the GPU's memory is used up: {wanted} more were wanted"
+    return Diagnosis(failure_class, "r", summary, "c", "r", Restart.BACKOFF, 1.0, Evidence(0, ""))
+
+
+def test_the_same_failure_twice_in_a_row_is_not_tried_a_third_time() -> None:
+    policy = Policy(made())
+    assert policy.decide(oom("2 GiB"), 0.0, 0.5).action == "restart"
+    decision = policy.decide(oom("2 GiB"), 1.0, 0.5)
+    assert (decision.action, decision.exhausted) == ("give-up", False)
+    assert "failed in the same way before" in decision.reason
+
+
+def test_other_figures_a_ready_server_or_another_class_keep_it_trying() -> None:
+    policy = Policy(made())
+    policy.decide(oom("2 GiB"), 0.0, 0.5)
+    assert policy.decide(oom("3 GiB"), 1.0, 0.5).action == "restart"
+    policy.was_ready(5.0)
+    assert policy.decide(oom("3 GiB"), 2.0, 0.5).action == "restart"
+    policy = Policy(made())
+    for now in range(3):
+        assert policy.decide(oom("2 GiB", FailureClass.KILLED), float(now), 0.5).action == "restart"
+
+
+def test_giving_up_on_repetition_can_be_switched_off() -> None:
+    policy = Policy(made(repeat_gives_up=False))
+    for now in range(5):
+        assert policy.decide(oom("2 GiB"), float(now), 0.5).action == "restart"
