@@ -77,8 +77,13 @@ def _source(config: Config, key: tuple[str, ...]) -> str:
 
 
 def _toml(value: object) -> str:
-    # JSON's spelling of texts, numbers, booleans and lists is TOML's, too; tables are shown as JSON.
-    return json.dumps(value, ensure_ascii=False)
+    """Spell a value so that the output can be used as a configuration again."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # JSON's spelling of texts, numbers and booleans is TOML's too, but for one character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _as_json(config: Config, env: dict[str, str]) -> dict[str, Any]:

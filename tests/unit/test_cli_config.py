@@ -26,3 +26,41 @@ def test_qwen_mtp_config_says_what_is_wrong(tmp_path: Path, capsys: pytest.Captu
     assert captured.out == ""
     assert captured.err.startswith(f"qwen-mtp: {tmp_path}/none.toml: cannot be read")
     assert captured.err.count("\n") == 1
+
+
+ODD = """[sglang]
+command = ["/opt/a b/python"]
+[args]
+model-path = "/模型/Qwen \\"3.6\\" \\u007f\\n"
+json = {a = 1, "b c" = [{x = "y"}, [1.5e300]]}
+many = ["a", 1, true]
+off = false
+[env]
+X = "# \\\\ '"
+[supervisor]
+ready-generate = true
+backoff-jitter = 1e-9
+[supervisor.phase-timeout]
+weights = 7
+"""
+
+
+def test_its_output_is_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = load(tmp_path, ODD)
+    assert main(["config", "--config", str(tmp_path / "qwen-mtp.toml")]) == 0
+    assert load(tmp_path, capsys.readouterr().out) == made
+
+
+def test_the_environment_is_that_of_the_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(tmp_path, MINIMAL + '[env]\nX = "1"\n')
+    monkeypatch.setenv("STATE_DIRECTORY", "/elsewhere/state")
+    monkeypatch.setenv("UNRELATED", "1")
+    assert main(["config", "--json", "--config", str(tmp_path / "qwen-mtp.toml")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["environment"]["HOME"] == "/elsewhere/state"
+    assert shown["environment"]["X"] == "1"
+    assert "UNRELATED" not in shown["environment"]
+    assert shown["argv"] == ["/opt/sglang/bin/python", "--model-path", "/m"]
+    assert shown["sources"]["env.X"] == {"file": str(tmp_path / "qwen-mtp.toml"), "line": 6}

@@ -47,3 +47,37 @@ def test_the_environment_is_made_anew_with_every_cache_below_ours(
     for name in env:
         if any(word in name for word in ("CACHE", "HF_HOME", "FLASHINFER", "EXTENSIONS", "MPL", "TORCH_HOME")):
             assert env[name].startswith(str(tmp_path / "cache")), name
+
+
+def test_nothing_of_the_supervisor_reaches_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "INVOCATION_ID", "JOURNAL_STREAM", "CREDENTIALS_DIRECTORY")
+    for name in ours:
+        monkeypatch.setenv(name, "1")
+    env = command.environment(load(tmp_path, MINIMAL), directories(tmp_path))
+    assert not set(ours) & set(env)
+
+
+def test_what_only_some_need(tmp_path: Path) -> None:
+    made = load(tmp_path, MINIMAL)
+    env = command.environment(made, directories(tmp_path), Path("/run/credentials/x/hf-token"), pycache=True)
+    assert env["HF_TOKEN_PATH"] == "/run/credentials/x/hf-token"  # noqa: S105
+    assert env["PYTHONPYCACHEPREFIX"] == f"{tmp_path}/cache/pycache"
+    assert not {"HF_TOKEN_PATH", "PYTHONPYCACHEPREFIX"} & set(command.environment(made, directories(tmp_path)))
+
+
+def test_every_variable_is_listed_once_with_a_reason() -> None:
+    names = [variable.name for variable in ENVIRONMENT]
+    assert len(names) == len(set(names))
+    assert all(variable.reason for variable in ENVIRONMENT)
+
+
+def test_directories_are_the_first_that_systemd_names() -> None:
+    given = Directories.from_environment({"STATE_DIRECTORY": "/s/one:/s/two", "CACHE_DIRECTORY": "/c"})
+    assert given == Directories(Path("/s/one"), Path("/c"), Path("/run/qwen-mtp"))
+    none = Directories.from_environment({})
+    assert none == Directories(Path("/var/lib/qwen-mtp"), Path("/var/cache/qwen-mtp"), Path("/run/qwen-mtp"))
+
+
+def test_secrets_go_last_by_a_file(tmp_path: Path) -> None:
+    words = command.argv(load(tmp_path, MINIMAL), Path("/run/qwen mtp/s.yaml"))
+    assert words == ("/opt/sglang/bin/python", "--model-path", "/m", "--config", "/run/qwen mtp/s.yaml")

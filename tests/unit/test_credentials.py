@@ -67,3 +67,36 @@ def test_a_config_file_of_the_administrator_excludes_secrets(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r":5: \[args\] config: cannot be combined with the credential api-key"):
         prepare(made, secrets(tmp_path, api_key="12345678"), directories(tmp_path))
     prepare(made, credentials.Secrets(), directories(tmp_path))
+
+
+def test_without_credentials_there_are_no_secrets(tmp_path: Path) -> None:
+    assert credentials.load(None) == credentials.load(tmp_path) == credentials.Secrets()
+    assert credentials.load(tmp_path).write_config(tmp_path) is None
+
+
+def test_a_password_may_be_any_printable_line(tmp_path: Path) -> None:
+    given_secrets = secrets(tmp_path, ssl_keyfile_password="pass wörd 🔑: #\n")  # noqa: S106
+    file = given_secrets.write_config(tmp_path)
+    assert file is not None
+    # As YAML reads it, too: that knows no surrogate pairs.
+    assert file.read_text(encoding="utf-8") == '{"ssl-keyfile-password": "pass wörd 🔑: #"}'
+
+
+def test_a_file_in_the_way_of_ours_is_replaced_and_a_link_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / credentials.CONFIG_NAME).symlink_to(other)
+    secrets(tmp_path, api_key="12345678").write_config(tmp_path)
+    assert other.read_text() == "mine"
+    assert not (tmp_path / credentials.CONFIG_NAME).is_symlink()
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sglang-secrets\.yaml: cannot be written: No such file or directory$"):
+        secrets(tmp_path, api_key="12345678").write_config(tmp_path / "none")
+
+
+def test_a_credential_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "api-key").write_bytes(b"\xff" * 10)
+    with pytest.raises(ConfigError, match=r"/api-key: the credential is not UTF-8 text$"):
+        credentials.load(tmp_path)
