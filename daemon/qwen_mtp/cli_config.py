@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name} = {_toml(value)}{_source(config, key)}")
         print()
     print(f"# SGLang serves on {endpoint(config).url} and is started as:")
-    print(f"#   {shlex.join(argv(config))}")
+    print(f"#   {_one_line(shlex.join(argv(config)))}")
     print("# in the environment:")
     for name, value in sorted(env.items()):
-        print(f"#   {name}={value}")
+        print(f"#   {name}={_one_line(value)}")
     return 0
 
 
@@ -73,7 +73,12 @@ def _source(config: Config, key: tuple[str, ...]) -> str:
     if key not in config.sources:
         return "  # default"
     path, line = config.sources[key]
-    return f"  # {path}" + (f":{line}" if line else "")
+    return f"  # {_one_line(str(path))}" + (f":{line}" if line else "")
+
+
+def _one_line(text: str) -> str:
+    """Escape what would end a comment or must not stand in one."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _toml(value: object) -> str:

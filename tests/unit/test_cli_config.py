@@ -36,7 +36,7 @@ json = {a = 1, "b c" = [{x = "y"}, [1.5e300]]}
 many = ["a", 1, true]
 off = false
 [env]
-X = "# \\\\ '"
+X = "# \\\\ '\\nport = 1"
 [supervisor]
 ready-generate = true
 backoff-jitter = 1e-9
