@@ -47,6 +47,7 @@ class Readiness:
         self._asking = False
         self._misses = 0
         self._answers = True
+        self._pending = False
         self._timer: loop.Source | None = None
 
     def begin(self) -> None:
@@ -57,12 +58,9 @@ class Readiness:
 
     def watch(self) -> None:
         """Ask from now on at intervals."""
-        self._answers, self._misses = True, 0
+        self._answers, self._misses, self._pending = True, 0, False
         number = self._round
-        self._timer = loop.every(
-            self._settings.health_interval,
-            lambda: self._prober.health(lambda answer: self._watched(number, answer)),
-        )
+        self._timer = loop.every(self._settings.health_interval, lambda: self._ask(number))
 
     def stop(self) -> None:
         """Ask no more, and forget what is under way."""
@@ -97,9 +95,16 @@ class Readiness:
         else:
             self._on_ready()
 
+    def _ask(self, number: int) -> None:
+        # A hung SGLang answers slower than it is asked where health-interval is below health-timeout.
+        if not self._pending:
+            self._pending = True
+            self._prober.health(lambda answer: self._watched(number, answer))
+
     def _watched(self, number: int, answer: Answer) -> None:
         if number != self._round:
             return
+        self._pending = False
         if answer.ok:
             self._misses = 0
             if not self._answers:
